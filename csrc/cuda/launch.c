@@ -1,0 +1,139 @@
+/* Loads kernels from the embedded images at their first launch and launches them. */
+#include "launch.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+/* ---- loading ------------------------------------------------------------------------------------------------- */
+
+/* Filled under load_lock and read without it: a device's bit is set after the handle and that device's attributes. */
+static struct slot {
+    _Atomic(CUkernel) kernel;
+    _Atomic uint64_t devices;
+} slots[TCG_SLOT_COUNT];
+static CUlibrary libraries[TCG_IMAGE_COUNT]; /* guarded by load_lock; kept until the process ends */
+static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
+
+_Static_assert(TCG_MAX_DEVICES <= 64, "a slot has one bit a device");
+
+static int load(const tcg_scope *scope, int ordinal, const tcg_launch *launch, tcg_error *err) {
+    const tcg_driver *driver = scope->driver;
+    struct slot *slot = &slots[launch->slot];
+    CUkernel kernel = NULL;
+    CUfunction function;
+    int rc = -1;
+    const char *step = NULL;
+    CUresult result = CUDA_SUCCESS;
+    /* Loading allocates, which a capture of this or another thread would forbid. */
+    CUstreamCaptureMode mode = tcg_capture_relax(driver);
+    pthread_mutex_lock(&load_lock);
+    if (atomic_load_explicit(&slot->devices, memory_order_relaxed) >> ordinal & 1) { /* another thread was first */
+        rc = 0;
+        goto done;
+    }
+    if (!libraries[launch->image]) {
+        const void *data = tcg_image_data(launch->image);
+        if (!data) {
+            tcg_fail(err, TCG_ERR_UNSUPPORTED, 0, "%s: this build holds no image %s", launch->name,
+                     tcg_image_names[launch->image]);
+            goto done;
+        }
+        step = "cuLibraryLoadData";
+        result = driver->cuLibraryLoadData(&libraries[launch->image], data, NULL, NULL, 0, NULL, NULL, 0);
+        if (result != CUDA_SUCCESS) {
+            libraries[launch->image] = NULL;
+            goto done;
+        }
+    }
+    kernel = atomic_load_explicit(&slot->kernel, memory_order_relaxed);
+    if (!kernel) {
+        step = "cuLibraryGetKernel";
+        result = driver->cuLibraryGetKernel(&kernel, libraries[launch->image], launch->name);
+        if (result != CUDA_SUCCESS)
+            goto done;
+    }
+    /* Brings the code into the context now, so that the launch itself has nothing left to load. */
+    step = "cuKernelGetFunction";
+    result = driver->cuKernelGetFunction(&function, kernel);
+    if (result != CUDA_SUCCESS)
+        goto done;
+    if (launch->smem_bytes > 0) {
+        step = "cuKernelSetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES)";
+        result = driver->cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, launch->smem_bytes,
+                                              kernel, scope->device);
+        if (result != CUDA_SUCCESS)
+            goto done;
+    }
+    atomic_store_explicit(&slot->kernel, kernel, memory_order_relaxed);
+    atomic_fetch_or_explicit(&slot->devices, (uint64_t)1 << ordinal, memory_order_release);
+    rc = 0;
+done:
+    if (result != CUDA_SUCCESS)
+        tcg_cuda_fail(err, driver, result,
+                      "%s of %s (image %s for [%s]) on device %d of compute capability %d.%d, "
+                      "driver for CUDA %d.%d",
+                      step, launch->name, tcg_image_names[launch->image], tcg_image_archs(launch->image), ordinal,
+                      scope->props->cc / 10, scope->props->cc % 10, driver->version / 1000,
+                      driver->version % 1000 / 10);
+    pthread_mutex_unlock(&load_lock);
+    tcg_capture_restore(driver, mode);
+    return rc;
+}
+
+/* ---- launching ----------------------------------------------------------------------------------------------- */
+
+int tcg_launch_kernel(const tcg_scope *scope, int ordinal, const tcg_launch *launch, CUstream stream,
+                      tcg_error *err) {
+    struct slot *slot = &slots[launch->slot];
+    CUlaunchAttribute attributes[1]; /* on the stack: every launch has its own */
+    if (!(atomic_load_explicit(&slot->devices, memory_order_acquire) >> ordinal & 1) &&
+        load(scope, ordinal, launch, err))
+        return -1;
+    CUkernel kernel = atomic_load_explicit(&slot->kernel, memory_order_relaxed);
+    CUlaunchConfig config = {.gridDimX = launch->grid,
+                             .gridDimY = 1,
+                             .gridDimZ = 1,
+                             .blockDimX = (unsigned)launch->threads,
+                             .blockDimY = 1,
+                             .blockDimZ = 1,
+                             .sharedMemBytes = (unsigned)launch->smem_bytes,
+                             .hStream = stream,
+                             .attrs = attributes};
+    if (launch->cluster > 1) {
+        attributes[config.numAttrs].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        attributes[config.numAttrs].value.clusterDim.x = (unsigned)launch->cluster;
+        attributes[config.numAttrs].value.clusterDim.y = 1;
+        attributes[config.numAttrs].value.clusterDim.z = 1;
+        config.numAttrs++;
+    }
+    void *parameters[1] = {(void *)launch->args};
+    CUresult result = scope->driver->cuLaunchKernelEx(&config, (CUfunction)kernel, parameters, NULL);
+    if (result != CUDA_SUCCESS)
+        return tcg_cuda_fail(err, scope->driver, result,
+                             "launching %s on device %d, grid %u, block %d, %d bytes of "
+                             "shared memory",
+                             launch->name, ordinal, launch->grid, launch->threads, launch->smem_bytes);
+    return 0;
+}
+
+int tcg_launch_gemm(const tcg_scope *scope, int ordinal, const tcg_plan *plan, const tcg_gemm_args *args,
+                    CUstream stream, tcg_error *err) {
+    const tcg_kernel *kernel = plan->kernel;
+    tcg_launch launch = {.slot = plan->ptx ? TCG_KERNEL_COUNT + kernel->index : kernel->index,
+                         .image = plan->ptx ? kernel->ptx_image : kernel->image,
+                         .name = kernel->name,
+                         .grid = plan->grid,
+                         .threads = kernel->threads,
+                         .smem_bytes = kernel->smem_bytes,
+                         .args = args};
+    switch (kernel->family) {
+    /* A family that takes tcg_tma_args has its case here: it fills one on the stack (the type is 128-byte aligned) by
+     * cuTensorMapEncodeTiled, which is optional in driver.h and so checked for NULL, puts `args` in its .gemm, points
+     * launch.args at it and sets launch.cluster, and launches before its block ends. */
+    case TCG_FAMILY_simt:
+    case TCG_FAMILY_mma:
+    default:
+        break;
+    }
+    return tcg_launch_kernel(scope, ordinal, &launch, stream, err);
+}

@@ -1,0 +1,831 @@
+/* The planner: problem, device and options -> table row, grid, split, copies. A pure function: it asks the driver
+ * nothing. To add a family: its model_ function and its line in `families`, below; the rest reads the table. */
+#include "plan.h"
+
+#include <limits.h>
+#include <stdatomic.h>
+#include <string.h>
+
+/* ---- the cost model ------------------------------------------------------------------------------------------ */
+
+static const tcg_chip chips[] = {
+    /* cc, tensor, fma, dram, l2, threads */
+    {80, 2048, 128, 13, 40, 2048}, {86, 1024, 256, 6, 16, 1536},   {89, 1024, 256, 3.5, 16, 1536},
+    {90, 2600, 256, 18, 32, 2048}, {100, 2600, 256, 28, 40, 2048}, {120, 1024, 256, 4.5, 16, 1536},
+};
+
+#define SMEM_BYTES 128.0      /* shared memory: bytes a clock an SM */
+#define MEMORY_LATENCY 800.0  /* clocks from a load's issue to its data */
+#define LAUNCH_CYCLES 3000.0  /* one more kernel in the stream */
+#define BLOCK_CYCLES 1500.0   /* a block's start, pipeline fill and end */
+#define COPY_SHARE 0.6        /* of memory bandwidth that tcg_copy reaches */
+#define COPY_ISSUE_CYCLES 4.0 /* a warp's load or copy instruction with its address and predicate */
+#define SPLIT_CYCLES 40.0     /* tcg_reduce: one more partial sum to add */
+#define CACHED 0.4            /* time to move a byte that stays in the L2 cache, against memory */
+#define SCATTER 4.0           /* element-wise stores against full lines */
+
+#define REGISTERS 65536
+#define SPLITS_MAX 64
+#define SPLIT_ITERATIONS_MIN 4 /* k-blocks a split is worth starting for */
+#define PARTIALS_BYTES_MAX (64.0 * 1024 * 1024)
+#define SKINNY 64                   /* up to here the swapped product may fit the tiles better */
+#define AXIS_MAX ((int64_t)1 << 48) /* of an axis: larger cannot be memory, and keeps all sums below 2^63 */
+#define ALIGN_BYTES 256             /* of the workspace's parts */
+#define ROW_ALIGN_BYTES 16          /* of a copy's rows */
+
+static double max2(double x, double y) { return x > y ? x : y; }
+static double min2(double x, double y) { return x < y ? x : y; }
+static int min_int(int x, int y) { return x < y ? x : y; }
+
+/* For estimates: x >= 0, and whole numbers beyond 2^53 are as they are. */
+static double floor_(double x) { return x < 0x1p52 ? (double)(int64_t)x : x; }
+static double ceil_(double x) {
+    double whole = floor_(x);
+    return whole < x ? whole + 1 : whole;
+}
+
+static int64_t div_up(int64_t x, int64_t y) { return x / y + (x % y != 0); }
+
+static void model_simt(const tcg_kernel *kernel, const tcg_chip *chip, int *registers, double *cycles) {
+    double elems = (double)kernel->block_m * kernel->block_n;
+    *registers = (int)(elems / kernel->threads) + 64;
+    *cycles = elems * kernel->block_k * 2 / chip->fma_flops;
+}
+
+static void model_mma(const tcg_kernel *kernel, const tcg_chip *chip, int *registers, double *cycles) {
+    int warp_m = kernel->block_m / kernel->warps_m, warp_n = kernel->block_n / kernel->warps_n;
+    double flops = 2.0 * kernel->block_m * kernel->block_n * kernel->block_k;
+    /* Every warp reads its own rows of A and of B from shared memory. */
+    double reads = (double)kernel->warps_m * kernel->warps_n * (warp_m + warp_n) * kernel->block_k * 2;
+    double writes = (double)(kernel->block_m + kernel->block_n) * kernel->block_k * 2;
+    *registers = warp_m * warp_n / 32 + 80;
+    *cycles = max2(flops / chip->tensor_flops, (reads + writes) / SMEM_BYTES);
+}
+
+/* What the planner has to know of a family. model: registers a thread and cycles of one block's BLOCK_K.
+ * splits: the kernel takes splits > 1. persistent: the grid is what the device holds at once. */
+static const struct family {
+    void (*model)(const tcg_kernel *kernel, const tcg_chip *chip, int *registers, double *cycles);
+    bool splits;
+    bool persistent;
+} families[TCG_FAMILY_COUNT] = {
+    [TCG_FAMILY_simt] = {model_simt, true, false},
+    [TCG_FAMILY_mma] = {model_mma, true, false},
+};
+
+/* How much longer the arithmetic takes with so few warps an SM to hide its latencies. */
+static double warps_factor(double warps) {
+    return warps <= 4 ? 1 / 0.6 : warps <= 8 ? 1 / 0.85 : warps <= 12 ? 1 / 0.93 : 1;
+}
+
+/* ---- a device's rows ----------------------------------------------------------------------------------------- */
+
+static int bucket_of(int dtype, int order, bool fine) { return (dtype * (TCG_ORDER_COUNT + 1) + order) * 2 + fine; }
+
+static int kernel_bucket(const tcg_kernel *kernel) {
+    return bucket_of(kernel->in_dtype, kernel->order < 0 ? TCG_ANY_ORDER : kernel->order,
+                     kernel->align_bytes < ROW_ALIGN_BYTES);
+}
+
+static void candidate_build(const tcg_kernel *kernel, const tcg_plan_view *view, bool ptx, tcg_candidate *row) {
+    int registers;
+    double cycles;
+    families[kernel->family].model(kernel, view->chip, &registers, &cycles);
+    registers = min_int((registers + 7) / 8 * 8, 255);
+    int blocks = min_int(view->chip->sm_threads / kernel->threads, REGISTERS / (registers * kernel->threads));
+    blocks = min_int(blocks, view->smem_sm_bytes / (kernel->smem_bytes + 1024)); /* the driver keeps 1 KB a block */
+    row->kernel = kernel;
+    row->ptx = ptx;
+    row->occupancy = blocks > 1 ? blocks : 1;
+    row->slots = max2(view->sm_count, 1) * row->occupancy;
+    row->per_slot = 1 / row->slots;
+    row->per_m = 1.0 / kernel->block_m;
+    row->per_n = 1.0 / kernel->block_n;
+    row->per_k = 1.0 / kernel->block_k;
+    row->block_cycles = cycles;
+    row->latency_cycles = MEMORY_LATENCY / (kernel->stages > 1 ? kernel->stages - 1 : 1);
+}
+
+void tcg_plan_view_build(const tcg_device_props *device, tcg_plan_view *view) {
+    tcg_runs runs[TCG_KERNEL_COUNT];
+    bool machine_code[TCG_DTYPE_COUNT] = {false};
+    int count[TCG_BUCKETS] = {0};
+    view->cc = device->cc;
+    view->sm_count = device->sm_count;
+    view->smem_block_bytes = device->smem_block_bytes;
+    view->smem_sm_bytes = device->smem_sm_bytes;
+    view->l2_bytes = device->l2_bytes;
+    view->util = tcg_image_runs(TCG_IMAGE_util, TCG_IMAGE_util, device->cc) != TCG_RUNS_NOT;
+    view->chip = &chips[0];
+    for (size_t i = 1; i < sizeof chips / sizeof *chips; i++)
+        if (device->cc >= chips[i].cc)
+            view->chip = &chips[i];
+    view->per_sm = 1 / max2(view->sm_count, 1);
+    view->per_l2_byte = 1 / view->chip->l2_bytes;
+    view->per_dram_byte = view->per_sm / view->chip->dram_bytes;
+
+    const tcg_kernel *last = NULL;
+    for (int i = 0; i < TCG_KERNEL_COUNT; i++) {
+        const tcg_kernel *kernel = tcg_kernel_at(i);
+        bool same_images = last && last->image == kernel->image && last->ptx_image == kernel->ptx_image;
+        tcg_runs image_runs = same_images ? runs[i - 1] : tcg_kernel_runs(kernel, device->cc);
+        runs[i] = image_runs;
+        last = kernel;
+        if (runs[i] == TCG_RUNS_SASS && kernel->smem_bytes <= view->smem_block_bytes)
+            machine_code[kernel->in_dtype] = true;
+    }
+    /* Machine code where there is any for the type: what is compiled at first use stands back. */
+#define TAKEN(i, kernel)                                                          \
+    (runs[i] != TCG_RUNS_NOT && (kernel)->smem_bytes <= view->smem_block_bytes && \
+     (runs[i] == TCG_RUNS_SASS || !machine_code[(kernel)->in_dtype]))
+    for (int i = 0; i < TCG_KERNEL_COUNT; i++)
+        if (TAKEN(i, tcg_kernel_at(i)))
+            count[kernel_bucket(tcg_kernel_at(i))]++;
+    view->first[0] = 0;
+    for (int i = 0; i < TCG_BUCKETS; i++) {
+        view->first[i + 1] = view->first[i] + count[i];
+        count[i] = view->first[i];
+    }
+    for (int i = 0; i < TCG_KERNEL_COUNT; i++)
+        if (TAKEN(i, tcg_kernel_at(i)))
+            candidate_build(tcg_kernel_at(i), view, runs[i] == TCG_RUNS_PTX,
+                            &view->rows[count[kernel_bucket(tcg_kernel_at(i))]++]);
+#undef TAKEN
+}
+
+/* Views of the devices met so far, never changed once ready; what finds no room is built anew each time. */
+enum { VIEW_EMPTY, VIEW_BUILDING, VIEW_READY, VIEW_SLOTS = 16 };
+static tcg_plan_view views[VIEW_SLOTS];
+static _Atomic int view_states[VIEW_SLOTS];
+
+static const tcg_plan_view *find_view(const tcg_device_props *device, tcg_plan_view *room) {
+    for (int i = 0; i < VIEW_SLOTS; i++) {
+        int state = atomic_load_explicit(&view_states[i], memory_order_acquire);
+        if (state == VIEW_READY) {
+            const tcg_plan_view *view = &views[i];
+            if (view->cc == device->cc && view->sm_count == device->sm_count &&
+                view->smem_block_bytes == device->smem_block_bytes && view->smem_sm_bytes == device->smem_sm_bytes &&
+                view->l2_bytes == device->l2_bytes)
+                return view;
+        } else if (state == VIEW_EMPTY && atomic_compare_exchange_strong(&view_states[i], &state, VIEW_BUILDING)) {
+            tcg_plan_view_build(device, &views[i]);
+            atomic_store_explicit(&view_states[i], VIEW_READY, memory_order_release);
+            return &views[i];
+        }
+    }
+    tcg_plan_view_build(device, room);
+    return room;
+}
+
+/* ---- the problem, normalised --------------------------------------------------------------------------------- */
+
+/* A or B: its own axis (m or n) and k, which makes the two alike. Strides in elements. */
+struct operand {
+    void *data;
+    int64_t size;
+    int64_t stride, k_stride;
+    int64_t batch[TCG_MAX_BATCH_DIMS];
+    int64_t entries; /* batch entries that differ: broadcast axes count once */
+    int align_k;     /* alignment in bytes of its lines along k, at most 16; 0 where k has no unit stride */
+    int align_own;   /* the same along its own axis */
+    bool k_major;    /* the better of the two */
+    double bytes;
+};
+
+struct job {
+    int64_t m, n, k;
+    int dtype, out_dtype, elem_bytes;
+    int batch_ndim;
+    int64_t batches;
+    int64_t batch_size[TCG_MAX_BATCH_DIMS];
+    int64_t c_batch[TCG_MAX_BATCH_DIMS];
+    struct operand side[2];    /* the caller's a and b */
+    double c_elems, out_bytes; /* an element's bytes */
+    void *c;
+    int64_t c_stride[2]; /* along a's own axis and along b's */
+};
+
+/* Wraps around for absurd strides; only low bits are looked at. */
+static uint64_t stride_bits(int64_t stride, int elem_bytes) { return (uint64_t)stride * (uint64_t)elem_bytes; }
+
+static int alignment(uint64_t bits) {
+    bits |= 16;
+    return (int)(bits & -bits);
+}
+
+/* Takes batch axis i into the own axis of side s: the other operand is broadcast along it, and this one and C step
+ * on as one longer matrix would. Never changes a result's bits. */
+static bool fold_axis(struct job *job, const tcg_batch_dim *dim, int s) {
+    struct operand *own = &job->side[s];
+    int64_t other = s ? dim->a : dim->b, mine = s ? dim->b : dim->a, span, c_span, size;
+    if (other != 0 || __builtin_mul_overflow(own->size, dim->size, &size))
+        return false;
+    if (own->size == 1) {
+        own->stride = mine;
+        job->c_stride[s] = dim->c;
+    } else if (__builtin_mul_overflow(own->size, own->stride, &span) ||
+               __builtin_mul_overflow(own->size, job->c_stride[s], &c_span) || span != mine || c_span != dim->c) {
+        return false;
+    }
+    own->size = size;
+    return true;
+}
+
+static int describe(const tcg_problem *problem, struct job *job, tcg_error *err) {
+    job->m = problem->m;
+    job->n = problem->n;
+    job->k = problem->k;
+    job->dtype = problem->in_dtype;
+    job->out_dtype = problem->out_dtype;
+    job->elem_bytes = tcg_dtype_bytes[problem->in_dtype];
+    job->c = problem->c.data;
+    job->c_stride[0] = problem->c.row;
+    job->c_stride[1] = problem->c.col;
+    job->side[0].data = problem->a.data;
+    job->side[0].size = problem->m;
+    job->side[0].stride = problem->a.row;
+    job->side[0].k_stride = problem->a.col;
+    job->side[1].data = problem->b.data;
+    job->side[1].size = problem->n;
+    job->side[1].stride = problem->b.col;
+    job->side[1].k_stride = problem->b.row;
+    job->batch_ndim = 0;
+    job->batches = 1;
+    for (int i = 0; i < problem->batch_ndim; i++) {
+        const tcg_batch_dim *dim = &problem->batch[i];
+        if (dim->size == 1 || fold_axis(job, dim, 0) || fold_axis(job, dim, 1))
+            continue;
+        int to = job->batch_ndim++;
+        job->batch_size[to] = dim->size;
+        job->c_batch[to] = dim->c;
+        job->side[0].batch[to] = dim->a;
+        job->side[1].batch[to] = dim->b;
+        if (__builtin_mul_overflow(job->batches, dim->size, &job->batches))
+            return tcg_fail(err, TCG_ERR_VALUE, 0, "the batch axes multiply to more than 2^63 products");
+    }
+    job->m = job->side[0].size;
+    job->n = job->side[1].size;
+    if (job->m > AXIS_MAX || job->n > AXIS_MAX || job->k > AXIS_MAX || job->batches > AXIS_MAX)
+        return tcg_fail(err, TCG_ERR_VALUE, 0,
+                        "found M=%lld, N=%lld, K=%lld, %lld products in the batch: expected at most 2^48 each",
+                        (long long)job->m, (long long)job->n, (long long)job->k, (long long)job->batches);
+
+    job->c_elems = (double)job->m * (double)job->n * (double)job->batches;
+    job->out_bytes = tcg_dtype_bytes[job->out_dtype];
+
+    for (int s = 0; s < 2; s++) {
+        struct operand *side = &job->side[s];
+        if (side->size == 1) {
+            side->stride = 0; /* of a length-1 axis: means nothing, and 0 is aligned */
+            job->c_stride[s] = s == 1 ? 1 : 0;
+        }
+        if (job->k <= 1)
+            side->k_stride = 0;
+        uint64_t base = (uintptr_t)side->data;
+        side->entries = 1;
+        for (int i = 0; i < job->batch_ndim; i++) {
+            base |= stride_bits(side->batch[i], job->elem_bytes);
+            if (side->batch[i] != 0)
+                side->entries *= job->batch_size[i];
+        }
+        side->bytes = (double)side->entries * (double)side->size * (double)job->k * job->elem_bytes;
+        if (job->k == 0) { /* never read */
+            side->align_k = side->align_own = ROW_ALIGN_BYTES;
+            side->k_major = true;
+            continue;
+        }
+        if ((uintptr_t)side->data & (uintptr_t)(job->elem_bytes - 1))
+            return tcg_fail(err, TCG_ERR_VALUE, 0, "%c: found data at %p, expected a multiple of the %d-byte element",
+                            'a' + s, side->data, job->elem_bytes);
+        bool unit_k = job->k == 1 || side->k_stride == 1, unit_own = side->size == 1 || side->stride == 1;
+        side->align_k = unit_k ? alignment(base | stride_bits(side->stride, job->elem_bytes)) : 0;
+        side->align_own = unit_own ? alignment(base | stride_bits(side->k_stride, job->elem_bytes)) : 0;
+        if (side->align_k || side->align_own) {
+            side->k_major = side->align_k != side->align_own ? side->align_k > side->align_own : job->k >= side->size;
+        } else { /* a copy writes lines along the axis that is read with the smaller steps */
+            uint64_t along_k = (uint64_t)side->k_stride, along_own = (uint64_t)side->stride;
+            along_k = side->k_stride < 0 ? -along_k : along_k;
+            along_own = side->stride < 0 ? -along_own : along_own;
+            side->k_major = along_own == 0 || (along_k != 0 && along_k <= along_own);
+        }
+    }
+    return 0;
+}
+
+/* ---- choosing ------------------------------------------------------------------------------------------------ */
+
+/* A way to run the job. [0] is the kernel's A, [1] its B, that is after the swap. */
+struct choice {
+    const tcg_candidate *row; /* NULL: none yet */
+    bool swap;
+    bool k_major[2];
+    bool copy[2];
+    double splits; /* wanted; the exact number follows from whole BLOCK_K */
+    double cycles;
+};
+
+/* Rounds of blocks through the SMs. */
+struct waves {
+    double iterations;      /* k-blocks a block walks */
+    double cycles, traffic; /* of one k-block of one block: arithmetic at full rate, loading */
+    double latency, end, warps;
+};
+
+static double wave_cycles(const struct waves *w, double resident) {
+    double work = max2(w->cycles * warps_factor(w->warps * resident), w->traffic) * resident;
+    return w->iterations * max2(work, w->latency) + resident * w->end + BLOCK_CYCLES;
+}
+
+static double all_waves(const struct waves *w, const tcg_plan_view *view, const tcg_candidate *row, double blocks) {
+    double full = floor_(blocks * row->per_slot), rest = blocks - full * row->slots;
+    double cycles = full > 0 ? full * wave_cycles(w, row->occupancy) : 0;
+    return rest > 0 ? cycles + wave_cycles(w, ceil_(rest * view->per_sm)) : cycles;
+}
+
+/* One over an alignment of 2 to 16 bytes. */
+static double per_width(int bytes) {
+    return bytes >= 16 ? 1 / 16.0 : bytes >= 8 ? 1 / 8.0 : bytes >= 4 ? 1 / 4.0 : 1 / 2.0;
+}
+
+/* Estimates the choice for each split worth trying and keeps it in `best` where it beats that. */
+static void consider(const struct job *job, const tcg_plan_view *view, bool may_split, struct choice *choice,
+                     struct choice *best) {
+    const tcg_candidate *row = choice->row;
+    const tcg_kernel *kernel = row->kernel;
+    const struct operand *a = &job->side[choice->swap], *b = &job->side[!choice->swap];
+    double m = (double)a->size, n = (double)b->size, k = (double)job->k;
+    double tiles = ceil_(m * row->per_m) * ceil_(n * row->per_n) * (double)job->batches;
+    double iterations = max2(ceil_(k * row->per_k), 1);
+
+    /* Bytes of a k-block that exist, and the instructions that fetch them. */
+    double lines_a = min2(m, kernel->block_m), lines_b = min2(n, kernel->block_n);
+    double depth_bytes = min2(k, kernel->block_k) * job->elem_bytes;
+    double traffic = (lines_a + lines_b) * depth_bytes * view->per_l2_byte;
+    double cycles = row->block_cycles;
+    if (kernel->order >= 0) {
+        int width_a = choice->copy[0] ? ROW_ALIGN_BYTES : choice->k_major[0] ? a->align_k : a->align_own;
+        int width_b = choice->copy[1] ? ROW_ALIGN_BYTES : choice->k_major[1] ? b->align_k : b->align_own;
+        double issue =
+            (lines_a * per_width(width_a) + lines_b * per_width(width_b)) * depth_bytes * (COPY_ISSUE_CYCLES / 32);
+        if (width_a < 4 || width_b < 4)
+            cycles += issue; /* below cp.async's 4 bytes, data passes through registers */
+        else
+            traffic = max2(traffic, issue);
+    }
+    double fixed = 0;
+    for (int i = 0; i < 2; i++)
+        if (choice->copy[i])
+            fixed += LAUNCH_CYCLES + 2 / COPY_SHARE * job->side[choice->swap ^ i].bytes * view->per_dram_byte;
+    /* Every SM at work all the time would take this; most rows end here. */
+    if (best->row && fixed + tiles * iterations * max2(cycles, traffic) * view->per_sm >= best->cycles)
+        return;
+
+    bool scattered = job->c_stride[!choice->swap] != 1;
+    struct waves w = {
+        .cycles = cycles, .traffic = traffic, .latency = row->latency_cycles, .warps = kernel->threads / 32};
+    double most = 1, one_an_sm = 1;
+    if (may_split && families[kernel->family].splits && 2 * tiles <= row->slots) {
+        double per_tile = 1 / tiles;
+        most =
+            min2(min2(floor_(iterations * (1.0 / SPLIT_ITERATIONS_MIN)), SPLITS_MAX), floor_(row->slots * per_tile));
+        most = min2(most, floor_(PARTIALS_BYTES_MAX / (job->c_elems * 4)));
+        one_an_sm = min2(floor_(view->sm_count * per_tile), most);
+    }
+    double tried[3] = {1, one_an_sm, most};
+    for (int i = 0; i < 3; i++) {
+        double splits = tried[i];
+        if (i > 0 && splits <= tried[i - 1])
+            continue;
+        double written = splits > 1 ? 4 : job->out_bytes;
+        w.iterations = splits > 1 ? ceil_(iterations / splits) : iterations;
+        w.end = lines_a * lines_b * written * view->per_l2_byte * (scattered && splits == 1 ? SCATTER : 1);
+        double moved = (a->bytes + b->bytes + job->c_elems * written) * view->per_dram_byte;
+        double total = max2(all_waves(&w, view, row, tiles * splits), moved) + fixed;
+        if (splits > 1) {
+            double partials = job->c_elems * 4 * splits;
+            double reduce = 2 * partials + job->c_elems * job->out_bytes * (scattered ? SCATTER : 1);
+            total += LAUNCH_CYCLES + SPLIT_CYCLES * splits +
+                     reduce * view->per_dram_byte * (2 * partials < view->l2_bytes ? CACHED : 1);
+        }
+        if (!best->row || total < best->cycles) {
+            *best = *choice;
+            best->splits = splits;
+            best->cycles = total;
+        }
+    }
+}
+
+/* Fits the row to the job: the directions its order names, copies where an operand is not so or not so aligned. */
+static void consider_row(const struct job *job, const tcg_plan_view *view, const tcg_candidate *row, bool swap,
+                         bool may_split, struct choice *best) {
+    struct choice choice = {.row = row, .swap = swap};
+    int order = row->kernel->order;
+    for (int i = 0; i < 2 && order >= 0; i++) {
+        const struct operand *side = &job->side[swap ^ i];
+        /* A's n and B's t run along k. */
+        bool k_major = i == 0 ? !(order & 2) : (order & 1);
+        choice.k_major[i] = k_major;
+        choice.copy[i] = (k_major ? side->align_k : side->align_own) < row->kernel->align_bytes;
+        if (choice.copy[i] && !view->util)
+            return;
+    }
+    consider(job, view, may_split && view->util, &choice, best);
+}
+
+static void consider_bucket(const struct job *job, const tcg_plan_view *view, int bucket, int family, bool swap,
+                            bool may_split, struct choice *best) {
+    int first = view->first[bucket], last = view->first[bucket + 1] - 1;
+    /* The table goes from large tiles to small: few rows begin at its end, so that most rows are soon ruled out. */
+    bool backwards = job->side[swap].size <= SKINNY;
+    for (int i = first; i <= last; i++) {
+        const tcg_candidate *row = &view->rows[backwards ? first + last - i : i];
+        if (family < 0 || (int)row->kernel->family == family)
+            consider_row(job, view, row, swap, may_split, best);
+    }
+}
+
+static void choose(const struct job *job, const tcg_plan_view *view, const tcg_options *options,
+                   struct choice *best) {
+    bool may_split = !options->batch_invariant;
+    /* Stores run along the axis of C that has unit stride. Where that puts a short side along the long one of the
+     * tiles, the other way round is estimated too. */
+    bool swap = job->c_stride[1] != 1 && job->c_stride[0] == 1;
+    bool both = job->side[!swap].size <= SKINNY && job->side[!swap].size < job->side[swap].size;
+    best->row = NULL;
+    for (int i = 0; i <= both; i++, swap = !swap) {
+        const struct operand *a = &job->side[swap], *b = &job->side[!swap];
+        int order = 2 * !a->k_major + b->k_major;
+        bool aligned = (a->k_major ? a->align_k : a->align_own) >= ROW_ALIGN_BYTES &&
+                       (b->k_major ? b->align_k : b->align_own) >= ROW_ALIGN_BYTES;
+        int coarse = bucket_of(job->dtype, order, false), any = bucket_of(job->dtype, TCG_ANY_ORDER, false);
+        consider_bucket(job, view, coarse, options->family, swap, may_split, best);
+        if (!aligned || !best->row)
+            consider_bucket(job, view, coarse + 1, options->family, swap, may_split, best);
+        consider_bucket(job, view, any, options->family, swap, may_split, best);
+        consider_bucket(job, view, any + 1, options->family, swap, may_split, best);
+    }
+    /* A build or a device without the wanted order: copies make any other do. */
+    for (int bucket = bucket_of(job->dtype, 0, false); !best->row && bucket < bucket_of(job->dtype + 1, 0, false);
+         bucket++)
+        for (int i = 0; i < 2; i++)
+            consider_bucket(job, view, bucket, options->family, i, may_split, best);
+}
+
+static void choose_kernel(const struct job *job, const tcg_plan_view *view, const tcg_options *options,
+                          const tcg_kernel *kernel, tcg_candidate *room, struct choice *best) {
+    /* Built anew: the view leaves out what it would never choose. */
+    candidate_build(kernel, view, tcg_kernel_runs(kernel, view->cc) == TCG_RUNS_PTX, room);
+    best->row = NULL;
+    for (int swap = 0; swap < 2; swap++)
+        consider_row(job, view, room, swap, !options->batch_invariant, best);
+}
+
+/* ---- why not ------------------------------------------------------------------------------------------------- */
+
+static size_t append(char *text, size_t size, size_t used, const char *word) {
+    size_t length = strlen(word);
+    if (used + length < size) {
+        memcpy(text + used, word, length + 1);
+        used += length;
+    }
+    return used;
+}
+
+/* "mma_f16 [80 90 120], ...": the images of a family, of a dtype, or all (-1). */
+static void list_images(char *text, size_t size, int family, int dtype) {
+    bool listed[TCG_IMAGE_COUNT] = {false};
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < TCG_KERNEL_COUNT; i++) {
+        const tcg_kernel *kernel = tcg_kernel_at(i);
+        if ((family >= 0 && (int)kernel->family != family) || (dtype >= 0 && kernel->in_dtype != dtype))
+            continue;
+        int images[2] = {kernel->image, kernel->ptx_image};
+        for (int j = 0; j < 2; j++) {
+            if (images[j] < 0 || listed[images[j]])
+                continue;
+            const char *archs = tcg_image_archs(images[j]);
+            listed[images[j]] = true;
+            used = append(text, size, used, used ? ", " : "");
+            used = append(text, size, used, tcg_image_names[images[j]]);
+            used = append(text, size, used, " [");
+            used = append(text, size, used, *archs ? archs : "nothing");
+            used = append(text, size, used, "]");
+        }
+    }
+    if (!used)
+        append(text, size, 0, "nothing");
+}
+
+static int fail_dtype(tcg_error *err, const char *name, int takes, int found) {
+    return tcg_fail(err, TCG_ERR_UNSUPPORTED, 0, "kernel=%s takes %s operands, found %s", name,
+                    tcg_dtype_names[takes], tcg_dtype_names[found]);
+}
+
+static int check_kernel(const tcg_kernel *kernel, const struct job *job, const tcg_plan_view *view,
+                        const char *device, tcg_error *err) {
+    char images[256];
+    if (kernel->in_dtype != job->dtype)
+        return fail_dtype(err, kernel->name, kernel->in_dtype, job->dtype);
+    if (tcg_kernel_runs(kernel, view->cc) == TCG_RUNS_NOT) {
+        list_images(images, sizeof images, kernel->family, kernel->in_dtype);
+        return tcg_fail(err, TCG_ERR_UNSUPPORTED, 0,
+                        "kernel=%s does not run on %s of compute capability %d.%d: this build holds %s%s",
+                        kernel->name, device, view->cc / 10, view->cc % 10, images,
+                        kernel->ptx_image < 0 ? "; the PTX is of other rows" : "");
+    }
+    if (kernel->smem_bytes > view->smem_block_bytes)
+        return tcg_fail(err, TCG_ERR_UNSUPPORTED, 0, "kernel=%s needs %d bytes of shared memory a block, %s has %d",
+                        kernel->name, kernel->smem_bytes, device, view->smem_block_bytes);
+    return 0;
+}
+
+static int fail_nothing(const struct job *job, const tcg_plan_view *view, int family, const char *device,
+                        tcg_error *err) {
+    char images[256];
+    int takes = -1, least_bytes = INT_MAX;
+    bool runs = false;
+    for (int i = 0; i < TCG_KERNEL_COUNT; i++) {
+        const tcg_kernel *kernel = tcg_kernel_at(i);
+        if (family >= 0 && (int)kernel->family != family)
+            continue;
+        if (kernel->in_dtype != job->dtype) {
+            takes = takes < 0 ? kernel->in_dtype : takes;
+            continue;
+        }
+        takes = job->dtype;
+        if (tcg_kernel_runs(kernel, view->cc) != TCG_RUNS_NOT) {
+            runs = true;
+            least_bytes = min_int(least_bytes, kernel->smem_bytes);
+        }
+    }
+    const char *what = family >= 0 ? tcg_family_names[family] : "any kernel";
+    if (family >= 0 && takes >= 0 && takes != job->dtype)
+        return fail_dtype(err, what, takes, job->dtype);
+    if (runs && least_bytes > view->smem_block_bytes)
+        return tcg_fail(err, TCG_ERR_UNSUPPORTED, 0,
+                        "%s for %s needs at least %d bytes of shared memory a block, %s has %d", what,
+                        tcg_dtype_names[job->dtype], least_bytes, device, view->smem_block_bytes);
+    if (runs && !view->util)
+        return tcg_fail(err, TCG_ERR_UNSUPPORTED, 0,
+                        "these strides need a copy first, and this build holds tcg_copy for [%s] only, not for %s of "
+                        "compute capability %d.%d",
+                        tcg_image_archs(TCG_IMAGE_util), device, view->cc / 10, view->cc % 10);
+    list_images(images, sizeof images, family, job->dtype);
+    return tcg_fail(err, TCG_ERR_UNSUPPORTED, 0,
+                    "%s for %s: none that runs on %s of compute capability %d.%d; this build holds %s", what,
+                    tcg_dtype_names[job->dtype], device, view->cc / 10, view->cc % 10, images);
+}
+
+/* ---- writing the plan down ----------------------------------------------------------------------------------- */
+
+static int too_large(tcg_error *err, const char *what) {
+    return tcg_fail(err, TCG_ERR_VALUE, 0, "%s of this problem: found more than 2^63", what);
+}
+
+/* Operand i of the kernel, in place or through the workspace: its pointer and strides in args. */
+static int place_operand(const struct job *job, const struct choice *choice, int i, tcg_plan *plan, tcg_error *err) {
+    const struct operand *side = &job->side[choice->swap ^ i];
+    bool k_major = choice->k_major[i], any = choice->row->kernel->order < 0;
+    tcg_plan_copy *copy = i ? &plan->copy_b : &plan->copy_a;
+    tcg_gemm_args *args = &plan->args;
+    int64_t stride = side->stride, k_stride = side->k_stride;
+    const void *data = side->data;
+    if (!any && !choice->copy[i]) { /* the unit stride that the order names; of a length-1 axis it is not given */
+        stride = k_major ? stride : 1;
+        k_stride = k_major ? 1 : k_stride;
+    }
+    if (choice->copy[i]) {
+        int64_t pad = ROW_ALIGN_BYTES / job->elem_bytes, entry, bytes;
+        copy->needed = true;
+        copy->rows = k_major ? side->size : job->k;
+        copy->cols = k_major ? job->k : side->size;
+        copy->row_elems = div_up(copy->cols, pad) * pad;
+        copy->batches = side->entries;
+        copy->src = side->data;
+        copy->src_row = k_major ? side->stride : side->k_stride;
+        copy->src_col = k_major ? side->k_stride : side->stride;
+        /* The kernel's A is [m, k]: written along m it is transposed. Its B is [k, n]. */
+        copy->transposed = i == 0 ? !k_major : k_major;
+        if (__builtin_mul_overflow(copy->rows, copy->row_elems, &entry) ||
+            __builtin_mul_overflow(entry, copy->batches, &bytes) ||
+            __builtin_mul_overflow(bytes, (int64_t)job->elem_bytes, &bytes) || bytes > INT64_MAX / 4)
+            return too_large(err, "a copy of an operand");
+        copy->bytes = (size_t)bytes;
+        copy->offset_bytes = plan->workspace_bytes;
+        plan->workspace_bytes += (copy->bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+        for (int d = 0; d < job->batch_ndim; d++) {
+            copy->src_batch[d] = side->batch[d];
+            *(i ? &args->batch[d].b : &args->batch[d].a) = side->batch[d] ? entry : 0;
+            entry = side->batch[d] ? entry * job->batch_size[d] : entry;
+        }
+        stride = k_major ? copy->row_elems : 1;
+        k_stride = k_major ? 1 : copy->row_elems;
+        data = NULL;
+    } else {
+        for (int d = 0; d < job->batch_ndim; d++)
+            *(i ? &args->batch[d].b : &args->batch[d].a) = side->batch[d];
+    }
+    if (i == 0) {
+        args->a = data;
+        args->a_row = stride;
+        args->a_col = k_stride;
+    } else {
+        args->b = data;
+        args->b_row = k_stride;
+        args->b_col = stride;
+    }
+    return 0;
+}
+
+/* C, or the partials: [split][batch][m][n] packed, at the end of the workspace. */
+static int place_result(const struct job *job, const struct choice *choice, tcg_plan *plan, tcg_error *err) {
+    tcg_gemm_args *args = &plan->args;
+    int64_t row = job->c_stride[choice->swap], col = job->c_stride[!choice->swap];
+    uint64_t bits = (uintptr_t)job->c;
+    args->c_dtype = job->out_dtype;
+    if (plan->splits > 1) {
+        int64_t entry, all, bytes;
+        plan->result.c = job->c;
+        plan->result.row = row;
+        plan->result.col = col;
+        if (__builtin_mul_overflow(args->m, args->n, &entry) || __builtin_mul_overflow(entry, job->batches, &all) ||
+            __builtin_mul_overflow(all, 4 * (int64_t)plan->splits, &bytes) || bytes > INT64_MAX / 4)
+            return too_large(err, "the partial sums");
+        args->c_split = all;
+        plan->partials_bytes = (size_t)bytes;
+        plan->partials_offset_bytes = plan->workspace_bytes;
+        plan->workspace_bytes += (plan->partials_bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+        for (int d = 0; d < job->batch_ndim; d++) {
+            plan->result.batch[d] = job->c_batch[d];
+            args->batch[d].c = entry;
+            entry *= job->batch_size[d];
+        }
+        args->c = NULL;
+        args->c_dtype = TCG_f32;
+        row = args->n;
+        col = 1;
+        bits = 0;
+    } else {
+        args->c = job->c;
+        for (int d = 0; d < job->batch_ndim; d++)
+            args->batch[d].c = job->c_batch[d];
+    }
+    args->c_row = row;
+    args->c_col = col;
+    int elem_bytes = tcg_dtype_bytes[args->c_dtype];
+    bits |= args->m > 1 ? stride_bits(row, elem_bytes) : 0;
+    bits |= plan->splits > 1 ? stride_bits(args->c_split, elem_bytes) : 0;
+    for (int d = 0; d < job->batch_ndim; d++)
+        bits |= stride_bits(args->batch[d].c, elem_bytes);
+    args->c_vec_bytes = col == 1 ? alignment(bits) : elem_bytes;
+    return 0;
+}
+
+/* Rows of tiles to a group: the blocks that run together then read a near-square part of C, which needs the fewest
+ * lines of A and B; less where a group's A does not stay in the L2 cache. */
+static int raster_group(const tcg_plan *plan, const struct job *job, const tcg_plan_view *view, int occupancy) {
+    const tcg_kernel *kernel = plan->kernel;
+    double together = (double)view->sm_count * occupancy * kernel->block_n / kernel->block_m;
+    double panel = (double)kernel->block_m * (double)job->k * job->elem_bytes;
+    int group = 1;
+    while (group < 16 && 2 * group <= plan->tiles_m && 4.0 * group * group <= 1.5 * together &&
+           2 * group * panel <= view->l2_bytes)
+        group *= 2;
+    return group;
+}
+
+static const char *explain(const struct job *job, const struct choice *choice, const tcg_plan *plan,
+                           const tcg_options *options) {
+    const tcg_kernel *kernel = plan->kernel;
+    bool missing = false;
+    for (int i = 0; i < 2; i++)
+        missing |= choice->copy[i] && !job->side[i].align_k && !job->side[i].align_own;
+    if (options->kernel >= 0)
+        return "the kernel that was asked for";
+    if (options->family >= 0)
+        return "the cheapest row of the family that was asked for";
+    if (kernel->order < 0)
+        return "exact float32, any strides";
+    if (missing)
+        return "an operand without a unit stride is copied first";
+    if (choice->copy[0] || choice->copy[1])
+        return "unaligned rows: a padded copy costs less than narrow loads";
+    if (kernel->align_bytes < ROW_ALIGN_BYTES)
+        return "unaligned rows: narrow loads cost less than a padded copy";
+    if (plan->splits > 1)
+        return "few tiles and a long K: split over K, fp32 partial sums added in order";
+    if (kernel->block_m <= 16)
+        return choice->swap ? "few columns: computed as B^T A^T so that they are the short side of the tile"
+                            : "few rows: a short tile";
+    if (choice->swap)
+        return "computed as C^T = B^T A^T for C's layout; the tile of least estimated time";
+    return "the tile of least estimated time";
+}
+
+static int write_plan(const struct job *job, const tcg_plan_view *view, const struct choice *choice,
+                      const tcg_options *options, tcg_plan *plan, tcg_error *err) {
+    const tcg_kernel *kernel = choice->row->kernel;
+    tcg_gemm_args *args = &plan->args;
+    int64_t tiles;
+    plan->kernel = kernel;
+    plan->swap = choice->swap;
+    plan->ptx = choice->row->ptx;
+    args->m = job->side[choice->swap].size;
+    args->n = job->side[!choice->swap].size;
+    args->k = job->k;
+    args->batch_ndim = job->batch_ndim;
+    for (int d = 0; d < job->batch_ndim; d++)
+        args->batch[d].size = job->batch_size[d];
+
+    int64_t iterations = job->k ? div_up(job->k, kernel->block_k) : 1;
+    int64_t splits = (int64_t)choice->splits;
+    int64_t per_split = div_up(iterations, splits);
+    plan->splits = args->splits = (int32_t)div_up(iterations, per_split);
+    plan->k_per_split = args->k_per_split = per_split * kernel->block_k;
+    plan->tiles_m = args->tiles_m = div_up(args->m, kernel->block_m);
+    plan->tiles_n = args->tiles_n = div_up(args->n, kernel->block_n);
+    if (__builtin_mul_overflow(plan->tiles_m, plan->tiles_n, &tiles) ||
+        __builtin_mul_overflow(tiles, (int64_t)plan->splits, &tiles) ||
+        __builtin_mul_overflow(tiles, job->batches, &tiles))
+        return too_large(err, "the number of tiles");
+    plan->tiles = args->tiles = tiles;
+    int64_t most = families[kernel->family].persistent ? (int64_t)view->sm_count * choice->row->occupancy : INT32_MAX;
+    most = most > 0 ? most : 1;
+    plan->grid = (uint32_t)(tiles < most ? tiles : most);
+    plan->raster_group = args->raster_group = raster_group(plan, job, view, choice->row->occupancy);
+    if (place_operand(job, choice, 0, plan, err) || place_operand(job, choice, 1, plan, err) ||
+        place_result(job, choice, plan, err))
+        return -1;
+    plan->why = explain(job, choice, plan, options);
+    return 0;
+}
+
+/* ---- the entry ----------------------------------------------------------------------------------------------- */
+
+static int check_problem(const tcg_problem *problem, const tcg_options *options, tcg_error *err) {
+    int in = problem->in_dtype, out = problem->out_dtype;
+    if (in < 0 || in >= TCG_DTYPE_COUNT || (out != in && out != TCG_f32))
+        return tcg_fail(err, TCG_ERR_VALUE, 0,
+                        "dtypes: found codes %d -> %d, expected float16, bfloat16 or float32 to "
+                        "itself or to float32",
+                        in, out);
+    if (problem->batch_ndim < 0 || problem->batch_ndim > TCG_MAX_BATCH_DIMS)
+        return tcg_fail(err, TCG_ERR_VALUE, 0, "found %d batch axes, expected at most %d", problem->batch_ndim,
+                        TCG_MAX_BATCH_DIMS);
+    if (problem->m < 0 || problem->n < 0 || problem->k < 0)
+        return tcg_fail(err, TCG_ERR_VALUE, 0, "found M=%lld, N=%lld, K=%lld, expected sizes of 0 or more",
+                        (long long)problem->m, (long long)problem->n, (long long)problem->k);
+    for (int i = 0; i < problem->batch_ndim; i++)
+        if (problem->batch[i].size < 0)
+            return tcg_fail(err, TCG_ERR_VALUE, 0, "found a batch axis of length %lld, expected 0 or more",
+                            (long long)problem->batch[i].size);
+    if (options->kernel >= TCG_KERNEL_COUNT || options->family >= TCG_FAMILY_COUNT)
+        return tcg_fail(err, TCG_ERR_VALUE, 0,
+                        "kernel=: found row %d of family %d, there are %d rows and %d families", options->kernel,
+                        options->family, TCG_KERNEL_COUNT, TCG_FAMILY_COUNT);
+    return 0;
+}
+
+static bool is_empty(const tcg_problem *problem) {
+    bool empty = problem->m == 0 || problem->n == 0;
+    for (int i = 0; i < problem->batch_ndim; i++)
+        empty |= problem->batch[i].size == 0;
+    return empty;
+}
+
+int tcg_plan_make_view(const tcg_problem *problem, const tcg_plan_view *view, const char *name,
+                       const tcg_options *options, tcg_plan *plan, tcg_error *err) {
+    static const tcg_options defaults = {.family = -1, .kernel = -1};
+    struct job job;
+    struct choice best;
+    tcg_candidate forced;
+    const char *device = name && *name ? name : "a device";
+    options = options ? options : &defaults;
+    memset(plan, 0, sizeof *plan);
+    if (check_problem(problem, options, err))
+        return -1;
+    if (is_empty(problem)) {
+        plan->why = "an empty result: nothing to launch";
+        return 0;
+    }
+    if (describe(problem, &job, err))
+        return -1;
+    if (options->kernel >= 0) {
+        const tcg_kernel *kernel = tcg_kernel_at(options->kernel);
+        if (check_kernel(kernel, &job, view, device, err))
+            return -1;
+        choose_kernel(&job, view, options, kernel, &forced, &best);
+    } else {
+        choose(&job, view, options, &best);
+    }
+    if (!best.row)
+        return fail_nothing(&job, view, options->kernel >= 0 ? -1 : options->family, device, err);
+    return write_plan(&job, view, &best, options, plan, err);
+}
+
+int tcg_plan_make(const tcg_problem *problem, const tcg_device_props *device, const tcg_options *options,
+                  tcg_plan *plan, tcg_error *err) {
+    tcg_plan_view room;
+    return tcg_plan_make_view(problem, find_view(device, &room), device->name, options, plan, err);
+}

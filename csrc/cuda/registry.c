@@ -1,0 +1,122 @@
+/* kernels/table.def as an array, and which of its rows this build can run on which device. */
+#include "registry.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char *const tcg_family_names[TCG_FAMILY_COUNT] = {
+#define X(name, cc) [TCG_FAMILY_##name] = #name,
+    TCG_FAMILIES(X)
+#undef X
+};
+
+const char *const tcg_dtype_names[TCG_DTYPE_COUNT] = {
+#define X(code, bytes, text) [TCG_##code] = text,
+    TCG_DTYPES(X)
+#undef X
+};
+
+const int tcg_dtype_bytes[TCG_DTYPE_COUNT] = {
+#define X(code, bytes, text) [TCG_##code] = bytes,
+    TCG_DTYPES(X)
+#undef X
+};
+
+const char *const tcg_order_names[TCG_ORDER_COUNT] = {
+#define X(order) [TCG_##order] = #order,
+    TCG_ORDERS(X)
+#undef X
+};
+
+/* Places in the registry are lines of this enum, so that a row can name its own. */
+#define PLACE_SIMT(in, BM, BN, BK) PLACE_simt_##in##_##BM##_##BN##_##BK
+#define PLACE_MMA(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN) \
+    PLACE_mma_##in##_##order##_##BM##_##BN##_##BK##_##WM##_##WN##_##STAGES##_##ALIGN
+
+enum {
+#define TCG_SIMT(in, BM, BN, BK) PLACE_SIMT(in, BM, BN, BK),
+#define TCG_MMA(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN, PTX) \
+    PLACE_MMA(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN),
+#include "../../kernels/table.def"
+};
+
+#define PTX_IMAGE_0(in) -1
+#define PTX_IMAGE_1(in) TCG_IMAGE_mma_ptx_##in
+
+static const tcg_kernel kernels[TCG_KERNEL_COUNT] = {
+/* simt's own image holds its PTX. Operands need their element's alignment and no more. */
+#define TCG_SIMT(in, BM, BN, BK)                           \
+    {.name = "tcg_simt_sm80_" #in "_" #BM "x" #BN "x" #BK, \
+     .index = PLACE_SIMT(in, BM, BN, BK),                  \
+     .image = TCG_IMAGE_simt_##in,                         \
+     .ptx_image = TCG_IMAGE_simt_##in,                     \
+     .family = TCG_FAMILY_simt,                            \
+     .in_dtype = TCG_##in,                                 \
+     .order = -1,                                          \
+     .block_m = BM,                                        \
+     .block_n = BN,                                        \
+     .block_k = BK,                                        \
+     .stages = 1,                                          \
+     .align_bytes = 4,                                     \
+     .threads = TCG_SIMT_THREADS,                          \
+     .smem_bytes = TCG_SIMT_SMEM},
+#define TCG_MMA(in, order_, BM, BN, BK, WM, WN, STAGES, ALIGN, PTX)                                             \
+    {.name = "tcg_mma_sm80_" #in "_" #order_ "_" #BM "x" #BN "x" #BK "_w" #WM "x" #WN "_s" #STAGES "_a" #ALIGN, \
+     .index = PLACE_MMA(in, order_, BM, BN, BK, WM, WN, STAGES, ALIGN),                                         \
+     .image = TCG_IMAGE_mma_##in,                                                                               \
+     .ptx_image = PTX_IMAGE_##PTX(in),                                                                          \
+     .family = TCG_FAMILY_mma,                                                                                  \
+     .in_dtype = TCG_##in,                                                                                      \
+     .order = TCG_##order_,                                                                                     \
+     .block_m = BM,                                                                                             \
+     .block_n = BN,                                                                                             \
+     .block_k = BK,                                                                                             \
+     .stages = STAGES,                                                                                          \
+     .warps_m = WM,                                                                                             \
+     .warps_n = WN,                                                                                             \
+     .align_bytes = ALIGN,                                                                                      \
+     .threads = TCG_MMA_THREADS(WM, WN),                                                                        \
+     .smem_bytes = TCG_MMA_SMEM(BM, BN, BK, STAGES)},
+#include "../../kernels/table.def"
+};
+
+int tcg_kernel_count(void) { return TCG_KERNEL_COUNT; }
+
+const tcg_kernel *tcg_kernel_at(int index) { return index >= 0 && index < TCG_KERNEL_COUNT ? &kernels[index] : NULL; }
+
+const tcg_kernel *tcg_kernel_find(const char *name) {
+    for (int i = 0; i < TCG_KERNEL_COUNT; i++)
+        if (!strcmp(kernels[i].name, name))
+            return &kernels[i];
+    return NULL;
+}
+
+/* Reads "90a", "80" or "80+ptx" off a list of targets. PTX of plain 8.0 serves every later chip; machine code
+ * serves its major version from its minor on, and with an `a` exactly its chip. */
+static bool list_runs(const char *list, int cc, bool want_ptx) {
+    while (*list) {
+        char *end;
+        long arch = strtol(list, &end, 10);
+        bool exact = *end == 'a';
+        bool ptx = !strncmp(end, "+ptx", 4);
+        if (end != list && ptx == want_ptx) {
+            if (ptx ? cc >= arch : exact ? cc == arch : cc / 10 == arch / 10 && cc >= arch)
+                return true;
+        }
+        list = end + strcspn(end, " ");
+        list += strspn(list, " ");
+    }
+    return false;
+}
+
+tcg_runs tcg_image_runs(int image, int ptx_image, int cc) {
+    if (list_runs(tcg_image_archs(image), cc, false))
+        return TCG_RUNS_SASS;
+    if (ptx_image >= 0 && list_runs(tcg_image_archs(ptx_image), cc, true))
+        return TCG_RUNS_PTX;
+    return TCG_RUNS_NOT;
+}
+
+tcg_runs tcg_kernel_runs(const tcg_kernel *kernel, int cc) {
+    return tcg_image_runs(kernel->image, kernel->ptx_image, cc);
+}

@@ -1,0 +1,449 @@
+/* Results and workspace in the framework of `a`: allocated by it, on its device, with the launch's stream current. */
+#include "tensor.h"
+
+#include <string.h>
+
+/* ---- a framework's current device and stream --------------------------------------------------------------------------- */
+
+/* Enters the context manager. */
+static int enter(tcg_state *state, tcg_current *current, PyObject *manager /* steals; NULL with an exception */)
+{
+    PyObject *entered = manager ? PyObject_CallMethodNoArgs(manager, state->str___enter__) : NULL;
+    if (!entered) {
+        Py_XDECREF(manager);
+        return -1;
+    }
+    Py_DECREF(entered);
+    current->managers[current->count++] = manager;
+    return 0;
+}
+
+int tcg_current_leave(tcg_state *state, tcg_current *current)
+{
+    int failed = 0;
+    if (!current->count)
+        return 0;
+    tcg_exception saved;
+    tcg_exception_save(&saved);
+    while (current->count) {
+        PyObject *manager = current->managers[--current->count];
+        PyObject *left = PyObject_CallMethodObjArgs(manager, state->str___exit__, Py_None, Py_None, Py_None, NULL);
+        if (!left) {
+            failed = -1;
+            if (tcg_exception_is_set(&saved) || current->count)
+                PyErr_WriteUnraisable(manager);
+        }
+        Py_XDECREF(left);
+        Py_DECREF(manager);
+    }
+    if (tcg_exception_is_set(&saved))
+        tcg_exception_restore(&saved);
+    return failed && PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *cupy_call(const char *name, long argument)
+{
+    PyObject *cuda = PyImport_ImportModule("cupy.cuda"), *result = NULL;
+    if (cuda)
+        result = PyObject_CallMethod(cuda, name, "l", argument);
+    Py_XDECREF(cuda);
+    return result;
+}
+
+int tcg_current_device(tcg_state *state, const tcg_tensor *a, int device, tcg_current *current)
+{
+    long ordinal = device;
+    if (a->type->framework == TCG_FRAMEWORK_CUPY) {
+        PyObject *get = TCG_CACHED(&state->cupy_get_device, "cupy.cuda", state->str_runtime, state->str_getDevice);
+        PyObject *number = get ? PyObject_CallNoArgs(get) : NULL;
+        if (!number)
+            return -1;
+        ordinal = PyLong_AsLong(number);
+        Py_DECREF(number);
+        if (ordinal == -1 && PyErr_Occurred())
+            return -1;
+        if (ordinal != device)
+            return enter(state, current, cupy_call("Device", device));
+    } else if (a->type->framework == TCG_FRAMEWORK_NUMBA) {
+        PyObject *cuda = PyImport_ImportModule("numba.cuda"), *context = NULL, *where = NULL, *number = NULL, *gpus = NULL;
+        int failed = -1;
+        if (cuda && (context = PyObject_CallMethodNoArgs(cuda, state->str_current_context)) &&
+            (where = PyObject_GetAttr(context, state->str_device)) && (number = PyObject_GetAttr(where, state->str_id)))
+            ordinal = PyLong_AsLong(number);
+        if (!PyErr_Occurred()) {
+            if (ordinal == device)
+                failed = 0;
+            else if ((gpus = PyObject_GetAttr(cuda, state->str_gpus)))
+                failed = enter(state, current, PySequence_GetItem(gpus, device));
+        }
+        Py_XDECREF(cuda);
+        Py_XDECREF(context);
+        Py_XDECREF(where);
+        Py_XDECREF(number);
+        Py_XDECREF(gpus);
+        return failed;
+    }
+    return 0;
+}
+
+int tcg_current_stream(tcg_state *state, const tcg_tensor *a, int device, uintptr_t stream, tcg_current *current)
+{
+    PyObject *cuda = NULL, *object = NULL, *manager = NULL;
+    int failed = -1;
+    if (a->type->framework == TCG_FRAMEWORK_TORCH) {
+        if (!(cuda = PyImport_ImportModule("torch.cuda")))
+            goto done;
+        if (stream == TCG_STREAM_LEGACY)
+            object = PyObject_CallMethod(cuda, "default_stream", "i", device);
+        else
+            object = PyObject_CallMethod(cuda, "ExternalStream", "Ki", (unsigned long long)stream, device);
+        manager = object ? PyObject_CallMethodOneArg(cuda, state->str_stream, object) : NULL;
+    } else if (a->type->framework == TCG_FRAMEWORK_CUPY) {
+        if (!(cuda = PyImport_ImportModule("cupy.cuda")))
+            goto done;
+        if (stream == TCG_STREAM_LEGACY || stream == TCG_STREAM_PER_THREAD) {
+            if ((object = PyObject_GetAttr(cuda, state->str_Stream)))
+                manager = PyObject_GetAttr(object, stream == TCG_STREAM_LEGACY ? state->str_null : state->str_ptds);
+        } else {
+            manager = PyObject_CallMethod(cuda, "ExternalStream", "K", (unsigned long long)stream);
+        }
+    } else {
+        return 0;
+    }
+    failed = enter(state, current, manager);
+done:
+    Py_XDECREF(cuda);
+    Py_XDECREF(object);
+    return failed;
+}
+
+int tcg_framework_stream(tcg_state *state, const tcg_tensor *a, int device, const tcg_current *current, uintptr_t *stream)
+{
+    PyObject *get, *number = NULL;
+    *stream = a->stream ? a->stream : TCG_STREAM_LEGACY;
+    if (a->type->protocol == TCG_PROTOCOL_EXCHANGE)
+        return tcg_exchange_stream(a->type->api, device, stream);
+    if (a->type->framework == TCG_FRAMEWORK_TORCH) {
+        PyObject *argument = PyLong_FromLong(device);
+        get = TCG_CACHED(&state->torch_raw_stream, "torch", state->str__C, state->str__cuda_getCurrentRawStream);
+        number = get && argument ? PyObject_CallOneArg(get, argument) : NULL;
+        Py_XDECREF(argument);
+    } else if (a->type->framework == TCG_FRAMEWORK_CUPY && current->count) {
+        /* What the interface told is the current stream of the device that was current then. */
+        PyObject *cuda = PyImport_ImportModule("cupy.cuda");
+        PyObject *object = cuda ? PyObject_CallMethod(cuda, "get_current_stream", NULL) : NULL;
+        number = object ? PyObject_GetAttr(object, state->str_ptr) : NULL;
+        Py_XDECREF(cuda);
+        Py_XDECREF(object);
+    } else {
+        return 0;
+    }
+    if (!number)
+        return -1;
+    *stream = (uintptr_t)PyLong_AsUnsignedLongLong(number);
+    Py_DECREF(number);
+    if (PyErr_Occurred())
+        return -1;
+    if (*stream == 0)
+        *stream = TCG_STREAM_LEGACY;
+    return 0;
+}
+
+/* ---- results -------------------------------------------------------------------------------------------------------------- */
+
+static PyObject *torch_dtype(tcg_state *state, int dtype)
+{
+    switch (dtype) {
+    case TCG_f16:
+        return TCG_CACHED(&state->torch_float16, "torch", state->str_float16);
+    case TCG_bf16:
+        return TCG_CACHED(&state->torch_bfloat16, "torch", state->str_bfloat16);
+    default:
+        return TCG_CACHED(&state->torch_float32, "torch", state->str_float32);
+    }
+}
+
+/* A torch.Tensor on the device of `a`. dtype NULL: that of `a`. */
+static PyObject *torch_new(tcg_state *state, const tcg_tensor *a, PyObject *dtype, PyObject *size)
+{
+    PyObject *arguments[4] = {a->object, size, dtype, NULL}, *empty, *own = NULL, *device = NULL, *result = NULL;
+    if (a->type->plain)
+        return PyObject_VectorcallMethod(state->str_new_empty, arguments, 2, dtype ? state->kwnames_dtype : NULL);
+    /* A subclass would make another of its kind. */
+    empty = TCG_CACHED(&state->torch_empty, "torch", state->str_empty);
+    if (empty && !dtype)
+        dtype = own = PyObject_GetAttr(a->object, state->str_dtype);
+    if (empty && dtype && (device = PyObject_GetAttr(a->object, state->str_device))) {
+        arguments[1] = dtype;
+        arguments[2] = device;
+        arguments[0] = size;
+        result = PyObject_Vectorcall(empty, arguments, 1, state->kwnames_dtype_device);
+    }
+    Py_XDECREF(own);
+    Py_XDECREF(device);
+    return result;
+}
+
+/* Where the new tensor's memory is. Modes of torch can put another kind of tensor in its place. */
+static int torch_pointer(tcg_state *state, const tcg_tensor *a, PyObject *object, void **data)
+{
+    PyObject *tensor = TCG_CACHED(&state->torch_tensor, "torch", state->str_Tensor), *number;
+    if (!tensor)
+        return -1;
+    if ((PyObject *)Py_TYPE(object) != tensor) {
+        PyErr_Format(PyExc_TypeError, "torch made a %s where tcgemm needs memory; call it outside of traces and fake-tensor modes",
+                     Py_TYPE(object)->tp_name);
+        return -1;
+    }
+    if (a->type->api && a->type->api->dltensor_from_py_object_no_sync) {
+        DLTensor dl;
+        if (a->type->api->dltensor_from_py_object_no_sync(object, &dl))
+            return -1;
+        *data = (void *)((uintptr_t)dl.data + dl.byte_offset);
+        return 0;
+    }
+    number = PyObject_CallMethod(object, "data_ptr", NULL);
+    if (!number)
+        return -1;
+    *data = PyLong_AsVoidPtr(number);
+    Py_DECREF(number);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int torch_result(tcg_state *state, const tcg_tensor *a, int dtype, int ndim, const int64_t *shape, void **data, PyObject **result)
+{
+    PyObject *size = tcg_shape_tuple(ndim, shape), *wanted = NULL;
+    int64_t count = 1;
+    for (int i = 0; i < ndim; i++)
+        count *= shape[i];
+    if (size && dtype != a->dtype && !(wanted = torch_dtype(state, dtype)))
+        Py_CLEAR(size);
+    if (size)
+        *result = torch_new(state, a, wanted, size);
+    Py_XDECREF(size);
+    if (!*result || torch_pointer(state, a, *result, data))
+        return -1;
+    if (count && !*data) {
+        PyErr_SetString(PyExc_TypeError, "torch made a tensor without memory; call tcgemm outside of traces and fake-tensor modes");
+        return -1;
+    }
+    return 0;
+}
+
+static int cupy_pointer(tcg_state *state, PyObject *object, void **data)
+{
+    PyObject *memory = PyObject_GetAttr(object, state->str_data);
+    PyObject *number = memory ? PyObject_GetAttr(memory, state->str_ptr) : NULL;
+    if (number)
+        *data = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(number);
+    Py_XDECREF(memory);
+    Py_XDECREF(number);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* The dtype of `a` itself where the result has it, so that bfloat16 needs no import. */
+static PyObject *array_dtype(tcg_state *state, const tcg_tensor *a, int dtype)
+{
+    if (dtype == a->dtype && (a->type->framework == TCG_FRAMEWORK_CUPY || a->type->framework == TCG_FRAMEWORK_NUMPY ||
+                              a->type->framework == TCG_FRAMEWORK_NUMBA))
+        return PyObject_GetAttr(a->object, state->str_dtype);
+    return Py_XNewRef(tcg_numpy_dtype(state, dtype));
+}
+
+static int cupy_result(tcg_state *state, PyObject *dtype, int ndim, const int64_t *shape, void **data, PyObject **result)
+{
+    PyObject *empty = TCG_CACHED(&state->cupy_empty, "cupy", state->str_empty);
+    PyObject *size = empty ? tcg_shape_tuple(ndim, shape) : NULL;
+    if (size && dtype) {
+        PyObject *arguments[] = {size, dtype};
+        *result = PyObject_Vectorcall(empty, arguments, 2, NULL);
+    }
+    Py_XDECREF(size);
+    return *result ? cupy_pointer(state, *result, data) : -1;
+}
+
+static int numba_result(tcg_state *state, const tcg_tensor *a, PyObject *dtype, int ndim, const int64_t *shape, tcg_result *result, tcg_tensor *c)
+{
+    PyObject *make = TCG_CACHED(&state->numba_device_array, "numba.cuda", state->str_device_array);
+    PyObject *size = make ? tcg_shape_tuple(ndim, shape) : NULL;
+    if (size && dtype) {
+        PyObject *arguments[] = {size, dtype};
+        result->object = PyObject_Vectorcall(make, arguments, 2, NULL);
+    }
+    Py_XDECREF(size);
+    if (!result->object)
+        return -1;
+    tcg_tensor_init(c, "the result", result->object);
+    c->own_type = *a->type;
+    c->own_type.type = Py_TYPE(result->object);
+    c->type = &c->own_type;
+    if (tcg_interface_locate(state, c))
+        return -1;
+    c->stream = 0; /* new memory: nothing to wait for */
+    return 0;
+}
+
+/* What an allocator's error was called; the rest of it is not used. */
+static void note_error(void *context, const char *kind, const char *message)
+{
+    (void)message;
+    snprintf(context, 32, "%s", kind ? kind : "");
+}
+
+/* 1: made by the exchange API's allocator; 0: it has none that works; -1: an exception. */
+static int exchange_result(const tcg_tensor *a, int dtype, int ndim, const int64_t *shape, int device, tcg_result *result, tcg_tensor *c)
+{
+    const DLPackExchangeAPI *api = a->type->api;
+    int64_t sizes[TCG_MAX_NDIM + 1];
+    char kind[32] = "";
+    if (!api || !api->managed_tensor_allocator || !api->managed_tensor_to_py_object_no_sync)
+        return 0;
+    memcpy(sizes, shape, (size_t)ndim * sizeof *sizes);
+    DLTensor prototype = {
+        .device = {device == TCG_HOST ? kDLCPU : kDLCUDA, device == TCG_HOST ? 0 : device},
+        .ndim = ndim,
+        .dtype = tcg_dl_dtype(dtype),
+        .shape = sizes,
+    };
+    int failed = api->managed_tensor_allocator(&prototype, &result->versioned, kind, note_error);
+    if (failed || !result->versioned) {
+        result->versioned = NULL;
+        bool memory = !strcmp(kind, "MemoryError") || (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_MemoryError));
+        if (memory && !PyErr_Occurred())
+            PyErr_NoMemory();
+        if (memory)
+            return -1;
+        PyErr_Clear();
+        return 0;
+    }
+    if (result->versioned->version.major != DLPACK_MAJOR_VERSION) {
+        PyErr_SetString(PyExc_BufferError, "the result has another version of DLPack");
+        return -1;
+    }
+    if (tcg_tensor_from_dl(c, &result->versioned->dl_tensor, 0))
+        return -1;
+    bool same = c->dtype == dtype && c->ndim == ndim && c->device == device;
+    for (int i = 0; same && i < ndim; i++)
+        same = c->shape[i] == shape[i];
+    if (!same) {
+        PyErr_SetString(PyExc_BufferError, "the allocator of the DLPack exchange API gave another array than it was asked for");
+        return -1;
+    }
+    return 1;
+}
+
+int tcg_result_new(tcg_state *state, const tcg_tensor *a, int dtype, int ndim, const int64_t *shape, int device,
+                   uintptr_t stream, tcg_result *result, tcg_tensor *c)
+{
+    tcg_framework framework = a->type->framework;
+    PyObject *wanted = NULL;
+    void *data = NULL;
+    int failed = -1, made;
+
+    if (framework == TCG_FRAMEWORK_TORCH) {
+        failed = torch_result(state, a, dtype, ndim, shape, &data, &result->object);
+        goto done;
+    }
+    if (framework == TCG_FRAMEWORK_NONE) {
+        made = exchange_result(a, dtype, ndim, shape, device, result, c);
+        if (made)
+            return made < 0 ? -1 : 0;
+    }
+    if (device != TCG_HOST && framework != TCG_FRAMEWORK_CUPY && framework != TCG_FRAMEWORK_NUMBA) {
+        result->object = tcg_array_new(state, dtype, ndim, shape, device, stream);
+        if (!result->object)
+            return -1;
+        c->object = result->object;
+        tcg_array_locate(c);
+        c->stream = 0;
+        return 0;
+    }
+    wanted = array_dtype(state, a, dtype);
+    if (!wanted)
+        return -1;
+    if (device == TCG_HOST)
+        failed = (result->object = tcg_numpy_empty(state, wanted, ndim, shape, &data)) ? 0 : -1;
+    else if (framework == TCG_FRAMEWORK_CUPY)
+        failed = cupy_result(state, wanted, ndim, shape, &data, &result->object);
+    else {
+        failed = numba_result(state, a, wanted, ndim, shape, result, c);
+        Py_DECREF(wanted);
+        return failed;
+    }
+done:
+    Py_XDECREF(wanted);
+    if (!failed)
+        tcg_tensor_packed(c, data, dtype, device, ndim, shape);
+    return failed;
+}
+
+PyObject *tcg_result_finish(tcg_state *state, const tcg_tensor *a, tcg_result *result)
+{
+    PyObject *object = result->object, *convert, *converted = NULL;
+    if (result->versioned) {
+        void *made = NULL;
+        DLManagedTensorVersioned *managed = result->versioned;
+        result->versioned = NULL; /* stolen, whatever comes of it */
+        if (a->type->api->managed_tensor_to_py_object_no_sync(managed, &made) || !made) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_BufferError, "the DLPack exchange API gave no array for the result");
+            return NULL;
+        }
+        return made;
+    }
+    if (a->type->framework == TCG_FRAMEWORK_JAX) {
+        if (Py_TYPE(object) == (PyTypeObject *)state->array_type)
+            convert = TCG_CACHED(&state->jax_from_dlpack, "jax.dlpack", state->str_from_dlpack);
+        else
+            convert = TCG_CACHED(&state->jax_asarray, "jax.numpy", state->str_asarray);
+        if (convert)
+            converted = PyObject_CallOneArg(convert, object);
+        return converted;
+    }
+    if (a->type->framework == TCG_FRAMEWORK_NUMPY) { /* a scalar for two vectors, as numpy.matmul gives */
+        PyObject *ndim = PyObject_GetAttrString(object, "ndim");
+        if (!ndim)
+            return NULL;
+        long axes = PyLong_AsLong(ndim);
+        Py_DECREF(ndim);
+        if (axes == 0)
+            return PyObject_GetItem(object, state->no_arguments);
+    }
+    result->object = NULL;
+    return object;
+}
+
+void tcg_result_release(tcg_result *result)
+{
+    if (!result->object && !result->versioned)
+        return;
+    tcg_exception saved;
+    tcg_exception_save(&saved);
+    Py_CLEAR(result->object);
+    if (result->versioned && result->versioned->deleter)
+        result->versioned->deleter(result->versioned);
+    result->versioned = NULL;
+    tcg_exception_restore(&saved);
+}
+
+int tcg_workspace_new(tcg_state *state, const tcg_tensor *a, size_t bytes, int device, uintptr_t stream, PyObject **owner,
+                      void **data)
+{
+    int64_t size = (int64_t)bytes;
+    if (a->type->framework == TCG_FRAMEWORK_TORCH) {
+        PyObject *dtype = TCG_CACHED(&state->torch_uint8, "torch", state->str_uint8);
+        PyObject *shape = dtype ? tcg_shape_tuple(1, &size) : NULL;
+        *owner = shape ? torch_new(state, a, dtype, shape) : NULL;
+        Py_XDECREF(shape);
+        return *owner ? torch_pointer(state, a, *owner, data) : -1;
+    }
+    if (a->type->framework == TCG_FRAMEWORK_CUPY)
+        return cupy_result(state, TCG_CACHED(&state->numpy_uint8, "numpy", state->str_uint8), 1, &size, data, owner);
+    tcg_error err;
+    int failed;
+    *owner = NULL;
+    Py_BEGIN_ALLOW_THREADS
+    failed = tcg_memory_alloc(device, stream, bytes, data, &err);
+    Py_END_ALLOW_THREADS
+    return failed ? tcg_raise(state, &err) : 0;
+}

@@ -1,0 +1,145 @@
+/* What the host and the kernels agree on: argument structs, type codes and the shared-memory formulas.
+ * Valid as C11 and as CUDA C++; every number here has no second home. */
+#ifndef TCG_ABI_H
+#define TCG_ABI_H
+
+#include <stdint.h>
+
+/* Element types. X(code name, bytes, name users see) */
+#define TCG_DTYPES(X)      \
+    X(f16, 2, "float16")   \
+    X(bf16, 2, "bfloat16") \
+    X(f32, 4, "float32")
+
+enum {
+#define X(code, bytes, text) TCG_##code,
+    TCG_DTYPES(X)
+#undef X
+        TCG_DTYPE_COUNT
+};
+
+/* Operand orders of a product A[M,K] @ B[K,N], A's letter first. n: the last axis has unit stride; t: the
+ * first one has. So "nt" is x @ w.T with both arrays contiguous (K-major both), and the index is 2*A + B. */
+#define TCG_ORDERS(X) X(nn) X(nt) X(tn) X(tt)
+
+enum {
+#define X(order) TCG_##order,
+    TCG_ORDERS(X)
+#undef X
+        TCG_ORDER_COUNT
+};
+
+/* Batch axes a launch can take after merging; the host loops over any further ones. */
+#define TCG_MAX_BATCH_DIMS 6
+
+/* One batch axis, innermost first: its length and each operand's stride in elements (0: broadcast). */
+typedef struct tcg_batch_dim {
+    int64_t size, a, b, c;
+} tcg_batch_dim;
+
+/* One product C[M,N] = A[M,K] @ B[K,N] per batch entry. All strides are in elements and may be negative or 0.
+ * A kernel of order n/t relies on the unit stride its order names and ignores that field. */
+typedef struct tcg_gemm_args {
+    const void *a;
+    const void *b;
+    void *c; /* the result, or the first fp32 partial when splits > 1 */
+    int64_t m, n, k;
+    int64_t a_row, a_col;
+    int64_t b_row, b_col;
+    int64_t c_row, c_col;
+    int64_t c_split;     /* elements from one split's partial to the next */
+    int64_t k_per_split; /* a multiple of the kernel's BLOCK_K; the last split takes what remains */
+    int64_t tiles_m, tiles_n;
+    int64_t tiles; /* tiles_m * tiles_n * splits * batches: what the grid walks */
+    int32_t splits;
+    int32_t raster_group; /* tiles_m are walked in groups of this many rows of tiles, for L2 reuse */
+    int32_t c_dtype;      /* TCG_f16 | TCG_bf16 | TCG_f32 */
+    int32_t c_vec_bytes;  /* widest store that every row start of C allows: 16, 8, 4 or 2; c_col == 1 only */
+    int32_t batch_ndim;
+    int32_t c_tma; /* how a TMA family stores C: one of tcg_c_tma */
+    tcg_batch_dim batch[TCG_MAX_BATCH_DIMS];
+} tcg_gemm_args;
+
+/* TMA stores of C need 16-bit elements, lines of a multiple of 16 bytes and a 16-byte aligned start for each. */
+enum tcg_c_tma {
+    TCG_C_DIRECT,      /* guarded stores from registers: any strides, any type */
+    TCG_C_TMA_ROWS,    /* c_col == 1 */
+    TCG_C_TMA_COLUMNS, /* c_row == 1: the transpose is stored, what swapped plans use */
+};
+
+/* A CUtensorMap, opaque here so that kernels and plans need no cuda.h. The driver wants 128-byte alignment. */
+#ifdef __cplusplus
+typedef struct alignas(128) tcg_tensor_map {
+    uint64_t opaque[16];
+} tcg_tensor_map;
+#else
+typedef struct tcg_tensor_map {
+    _Alignas(128) uint64_t opaque[16];
+} tcg_tensor_map;
+#endif
+
+/* What the TMA-fed families take, as one __grid_constant__ parameter. Maps have rank 3: the unit-stride axis, the
+ * other one, and the one batch axis these families take (of length 1 where an operand is broadcast). */
+typedef struct tcg_tma_args {
+    tcg_tensor_map a, b, c;
+    tcg_gemm_args gemm;
+} tcg_tma_args;
+
+/* tcg_copy: dst[batch][row][col] (packed, col contiguous, dst_row elements a row) = src[batch][row][col].
+ * Columns cols .. dst_row-1 are written as zero. batch[].a is src's stride, batch[].c dst's. */
+typedef struct tcg_copy_args {
+    const void *src;
+    void *dst;
+    int64_t rows, cols;
+    int64_t src_row, src_col;
+    int64_t dst_row;
+    int64_t batches;
+    int32_t elem_bytes; /* 2 or 4 */
+    int32_t batch_ndim;
+    tcg_batch_dim batch[TCG_MAX_BATCH_DIMS];
+} tcg_copy_args;
+
+/* tcg_reduce: C = sum of the fp32 partials in order of split, one rounding. Partials are packed
+ * [split][batch][m][n]; a batch's axes are those of C in batch[].c. */
+typedef struct tcg_reduce_args {
+    const float *partials;
+    void *c;
+    int64_t m, n;
+    int64_t batches;
+    int64_t c_row, c_col;
+    int64_t c_split;
+    int32_t splits;
+    int32_t c_dtype;
+    int32_t batch_ndim;
+    int32_t reserved;
+    tcg_batch_dim batch[TCG_MAX_BATCH_DIMS];
+} tcg_reduce_args;
+
+#define TCG_COPY_THREADS 256
+#define TCG_REDUCE_THREADS 256
+
+/* Threads a block and dynamic shared memory in bytes, by family. e: element bytes. */
+#define TCG_MMA_THREADS(wm, wn) ((wm) * (wn) * 32)
+#define TCG_MMA_SMEM(bm, bn, bk, stages) (((bm) + (bn)) * (bk) * 2 * (stages))
+
+/* wgmma: boxes are 64 elements wide (128 bytes, the swizzle's span), so an MN-major tile is rounded up to that. wgs
+ * consumer warpgroups and one for the producer. C goes through c_boxes boxes a consumer warpgroup, or, where a cluster
+ * of ck blocks splits K, through one tile of fp32 sums (at least 4 a thread and block). */
+#define TCG_TMA_BOX_ELEMS 64
+#define TCG_WGMMA_THREADS(wgs) (((wgs) + 1) * 128)
+#define TCG_WGMMA_C_BOX_BYTES (64 * 128)
+#define TCG_WGMMA_B_ROWS(bn, b_k_major) ((b_k_major) ? (bn) : ((bn) + 63) / 64 * 64)
+#define TCG_WGMMA_STAGE_BYTES(a_rows, bn, bk, b_k_major) (((a_rows) + TCG_WGMMA_B_ROWS(bn, b_k_major)) * (bk) * 2)
+#define TCG_WGMMA_SUMS(bm, bn, wgs, ck) ((bm) * (bn) > (ck) * (wgs) * 512 ? (bm) * (bn) : (ck) * (wgs) * 512)
+#define TCG_WGMMA_C_BYTES(bm, bn, wgs, ck, c_boxes) \
+    ((ck) > 1 ? TCG_WGMMA_SUMS(bm, bn, wgs, ck) * 4 : (wgs) * (c_boxes) * TCG_WGMMA_C_BOX_BYTES)
+#define TCG_WGMMA_SMEM(bm, bn, bk, stages, wgs, ck, a_rows, c_boxes, b_k_major)   \
+    (1024 + (stages) * TCG_WGMMA_STAGE_BYTES(a_rows, bn, bk, b_k_major) +         \
+     TCG_WGMMA_C_BYTES(bm, bn, wgs, ck, c_boxes) + ((stages) * 2 + 2) * 8)
+#define TCG_WGMMA_NAME(in, order, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK, A_ROWS)              \
+    tcg_wgmma_sm90_##in##_##order##_##BM##x##BN##x##BK##_s##STAGES##_w##WGS##_##SCHEDULE##_c##CM##x##CN##x##CK##_a##A_ROWS
+
+#define TCG_SIMT_THREADS 256
+#define TCG_SIMT_SMEM 0 /* static */
+
+#endif

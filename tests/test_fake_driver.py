@@ -1,0 +1,957 @@
+"""Whole calls against a driver library that records, computes on the host, and fails when told to: streams, contexts,
+launch arguments, every error, captures, lifetimes. Each test is a fresh process."""
+
+import pytest
+
+
+# ---- importing, opening ------------------------------------------------------------------------------------------------
+
+
+def test_no_call_while_importing(run_fake):
+    run_fake("""
+        assert fake.calls() == []
+        tcgemm.kernels()
+        x = np.ones((4, 4), np.float32)
+        tcgemm.matmul(x, x)
+        tcgemm.explain(x, x)
+        try:
+            tcgemm.matmul(x, None)
+        except TypeError:
+            pass
+        assert fake.calls() == []
+        assert "fake" in open("/proc/self/maps").read()  # by this script's own doing
+    """)
+
+
+@pytest.mark.parametrize(
+    "symbol", ["cuLibraryLoadData", "cuLaunchKernelEx", "cuMemAllocAsync", "cuStreamIsCapturing"]
+)
+def test_driver_without_a_symbol(run_fake, symbol):
+    run_fake(f"""
+        a, b = fake.pair(rng)
+        lib.fake_hide(b"{symbol}")
+        for _ in range(2):
+            try:
+                tcgemm.matmul(a.capsule(), b.capsule())
+            except RuntimeError as error:
+                assert not isinstance(error, tcgemm.CudaError) and "{symbol}" in str(error) and "driver" in str(error), error
+            else:
+                raise SystemExit("no error")
+        gc.collect()
+        assert not prod._live and not prod.stray
+        x = np.ones((4, 4), np.float32)
+        assert (tcgemm.matmul(x, x) == 4).all()
+    """)
+
+
+@pytest.mark.parametrize(
+    "setting", ["lib.fake_set_version(11080)", "lib.fake_set_devices(0)", "fake.fail('cuInit', 999, 0)"]
+)
+def test_driver_that_cannot_be_used(run_fake, setting):
+    run_fake(f"""
+        a, b = fake.pair(rng)
+        {setting}
+        for _ in range(2):
+            try:
+                tcgemm.matmul(a.capsule(), b.capsule())
+            except RuntimeError as error:
+                assert "NVIDIA driver" in str(error), error
+            else:
+                raise SystemExit("no error")
+        gc.collect()
+        assert not prod._live
+        try:
+            assert tcgemm.devices() == []
+        except RuntimeError as error:
+            assert "NVIDIA driver" in str(error), error
+    """)
+
+
+def test_devices(run_fake):
+    run_fake("""
+        fake.device(0, 90, 227 << 10, 132, "First")
+        fake.device(1, 86, 99 << 10, 84, "Second")
+        found = tcgemm.devices()
+        assert [d["name"] for d in found] == ["First", "Second"]
+        assert [d["sm_count"] for d in found] == [132, 84]
+        families = {row["family"] for row in tcgemm.kernels()}
+        for d in found:
+            assert set(d["families"]) <= families and {"simt", "mma"} <= set(d["families"])
+    """)
+
+
+# ---- numbers -----------------------------------------------------------------------------------------------------------
+
+MAKERS = {
+    "capsule": "lambda x: x.capsule()",
+    "versioned": "lambda x: x.capsule(versioned=True)",
+    "object": "lambda x: x.object()",
+    "legacy object": "lambda x: x.object('legacy')",
+    "interface": "lambda x: x.interface() if x.dtype != 'bfloat16' else x.capsule()",
+    "managed": "lambda x: x.capsule(device=(prod.CUDA_MANAGED, 0))",
+    "mixed": "lambda x: [x.capsule(), x.object(), x.exchanged(kind)][int(rng.integers(3))]",
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_products(run_fake, name):
+    """Random shapes, layouts and dtypes, all sides guarded, through every protocol."""
+    run_fake(f"""
+        kind = prod.exchange_type(stream=0x500)
+        make = {MAKERS[name]}
+        fake.reset()
+        for i in range(250):
+            shapes = ref.random_shapes(rng, 60)
+            dtype = str(rng.choice(ref.DTYPES))
+            out_dtype = str(rng.choice([dtype, "float32"]))
+            a, b = (fake.operand(rng, dtype, ref.layout(rng.choice(ref.layout_names(torch=False)), s, rng)) for s in shapes)
+            if i % 2 or 0 in ref.result_shape(*shapes):
+                result = tcgemm.matmul(make(a), make(b), out_dtype=out_dtype)
+                if type(result).__name__ == "Exchanged":
+                    owner = result.owner.keep
+                    fake.check(owner, a, b, out_dtype) if isinstance(owner, fake.Operand) else None
+                    del owner
+                else:
+                    fake.check(result, a, b, out_dtype)
+                del result
+            else:
+                out = fake.Operand(out_dtype, ref.layout(rng.choice(ref.layout_names(torch=False, out=True)), ref.result_shape(*shapes), rng))
+                target = out.exchanged(kind)
+                assert tcgemm.matmul(make(a), make(b), out=target, out_dtype=out_dtype) is target
+                fake.check(out, a, b, out_dtype)
+        assert len(fake.launches()) >= 250
+        gc.collect()
+        assert lib.fake_live_blocks() == 0 and not prod.stray
+        lib.fake_reset()
+    """)
+
+
+def test_split_and_copied_operands(run_fake):
+    run_fake("""
+        fake.reset()
+        kernels = set()
+        for m, n, k in ((16, 64, 2048), (1, 8, 3000), (33, 17, 1025)):
+            for dtype in ref.DTYPES:
+                for name in ("row", "column", "stepped", "expanded_both", "windows", "flipped_all", "column_stepped"):
+                    a, b = (fake.operand(rng, dtype, ref.layout(name, s, rng)) for s in ((m, k), (k, n)))
+                    out = fake.Operand(dtype, ref.layout("stepped", (m, n), rng))
+                    tcgemm.matmul(a.capsule(), b.capsule(), out=out.capsule())
+                    fake.check(out, a, b)
+                    kernels |= {l.name for l in fake.launches()}
+                    lib.fake_reset()
+        assert {"tcg_copy", "tcg_reduce"} <= kernels, kernels
+        assert lib.fake_live_blocks() == 0
+    """)
+
+
+def test_every_forced_kernel(run_fake):
+    run_fake(
+        """
+        fake.reset()
+        families = tcgemm.devices()[0]["families"]
+        ran = 0
+        for row in tcgemm.kernels():
+            if row["family"] not in families:
+                continue
+            m, n, k = row["tile"]
+            orders = [row["order"]] if row["order"] in ref.ORDERS else list(ref.ORDERS)
+            for order in orders:
+                names = (ref.ALIGNED_ORDERS if row["align_bytes"] >= 16 else ref.ORDERS)[order]
+                for shape in ((m + 1, n + 3, k + 5), (3, 2, 1), (m - 1, 1, 2 * k)):
+                    a, b = (fake.operand(rng, row["in_dtype"], ref.layout(x, s, rng)) for x, s in zip(names, (shape[::2], shape[:0:-1])))
+                    lib.fake_reset()
+                    [x.declare() for x in (a, b)]
+                    result = tcgemm.matmul(a.capsule(), b.capsule(), kernel=row["name"])
+                    assert row["name"] in [l.name for l in fake.launches()]
+                    fake.check(result, a, b)
+                    ran += 1
+        assert ran >= 3 * sum(fake.runs(row, 90) for row in tcgemm.kernels()) > 0
+    """,
+        timeout=300,
+    )
+
+
+def test_batch_invariance(run_fake):
+    """Not only unsplit, but the same bits for every number of rows: computed, with operands that round."""
+    run_fake("""
+        fake.reset()
+        values = rng.standard_normal((80, 3000)), rng.standard_normal((3000, 24))
+        b = fake.Operand("bfloat16", ref.packed((3000, 24)), values[1])
+        rows = {}
+        for m in (1, 2, 7, 16, 17, 64, 80):
+            a = fake.Operand("bfloat16", ref.packed((m, 3000)), values[0][:m])
+            plan = tcgemm.explain(a.capsule(), b.capsule(), batch_invariant=True)
+            assert plan["splits"] == 1
+            bits, _ = fake.array_of(tcgemm.matmul(a.capsule(), b.capsule(), batch_invariant=True, out_dtype="float32"))
+            for i, row in enumerate(bits):
+                assert (rows.setdefault(i, row) == row).all()
+        assert "tcg_reduce" not in [l.name for l in fake.launches()]
+        a = fake.Operand("bfloat16", ref.packed((16, 3000)), values[0][:16])
+        assert tcgemm.explain(a.capsule(), b.capsule())["splits"] > 1
+    """)
+
+
+def test_launch_arguments(run_fake):
+    run_fake("""
+        class Dim(ctypes.Structure):
+            _fields_ = [(n, ctypes.c_int64) for n in ("size", "a", "b", "c")]
+        class Gemm(ctypes.Structure):
+            _fields_ = [(n, ctypes.c_uint64) for n in ("a", "b", "c")] + [(n, ctypes.c_int64) for n in
+                ("m", "n", "k", "a_row", "a_col", "b_row", "b_col", "c_row", "c_col", "c_split", "k_per_split", "tiles_m", "tiles_n", "tiles")] + [
+                (n, ctypes.c_int32) for n in ("splits", "raster_group", "c_dtype", "c_vec_bytes", "batch_ndim", "reserved")] + [("batch", Dim * 6)]
+        a, b = fake.pair(rng, "float16", 256, 128, 64)
+        fake.reset(execute=False)
+        out = fake.Operand("float16", ref.packed((256, 128)))
+        kind = prod.exchange_type(stream=0x700)
+        a_, b_, out_ = (x.exchanged(kind) for x in (a, b, out))
+        [x.declare() for x in (a, b)]
+        tcgemm.matmul(a_, b_, out=out_)
+        (launch,) = fake.launches()
+        row = next(r for r in tcgemm.kernels() if r["name"] == launch.name)
+        args = Gemm.from_buffer_copy(launch.parameters)
+        assert launch.parameter_bytes == ctypes.sizeof(Gemm)
+        pointers = (args.a, args.b) if args.m == 256 else (args.b, args.a)
+        assert pointers == (a.pointer, b.pointer) and args.c == out.pointer
+        assert sorted((args.m, args.n)) == [128, 256] and args.k == 64
+        m, n, k = row["tile"]
+        assert (args.tiles_m, args.tiles_n) == (-(-args.m // m), -(-args.n // n))
+        assert args.tiles == args.tiles_m * args.tiles_n * args.splits
+        assert 1 <= launch.grid[0] <= args.tiles and list(launch.grid[1:]) == [1, 1]
+        assert launch.block[0] == row["threads"] and launch.smem_bytes == row["smem_bytes"]
+        assert launch.stream == 0x700 and launch.device == 0 and launch.primary == 1
+        plan = tcgemm.explain(a_, b_, out=out_)
+        assert plan["kernel"] == launch.name and plan["grid"] == launch.grid[0]
+    """)
+
+
+# ---- streams -----------------------------------------------------------------------------------------------------------
+
+
+def test_streams(run_fake):
+    run_fake("""
+        a, b = fake.pair(rng)
+        kind = prod.exchange_type(stream=0x700)
+        default = prod.exchange_type(stream=0)
+        class Named:
+            def __init__(self, **attributes):
+                self.__dict__.update(attributes)
+        class Protocol:
+            def __cuda_stream__(self):
+                return (0, 0x900)
+        cases = [
+            (a.interface(stream=0x600), {}, 0x600), (a.interface(stream=1), {}, 1), (a.interface(stream=2), {}, 2), (a.interface(stream=None), {}, 1),
+            (a.capsule(), {}, 1), (a.capsule(versioned=True), {}, 1), (a.object(), {}, 1), (a.exchanged(kind), {}, 0x700), (a.exchanged(default), {}, 1),
+            (a.capsule(), {"stream": 0x800}, 0x800), (a.capsule(), {"stream": 0}, 1), (a.capsule(), {"stream": 1}, 1), (a.capsule(), {"stream": 2}, 2),
+            (a.exchanged(kind), {"stream": 0x800}, 0x800), (a.object(), {"stream": 0x800}, 0x800), (a.interface(stream=0x600), {"stream": 0x800}, 0x800),
+            (a.capsule(), {"stream": Named(cuda_stream=0x801)}, 0x801), (a.capsule(), {"stream": Named(ptr=0x802)}, 0x802), (a.capsule(), {"stream": Protocol()}, 0x900),
+        ]
+        for left, keywords, stream in cases:
+            fake.reset()
+            [x.declare() for x in (a, b)]
+            right = b.object()
+            tcgemm.matmul(left, right, **keywords)
+            assert {l.stream for l in fake.launches()} == {stream}, (left, keywords, [hex(l.stream) for l in fake.launches()])
+            assert right.streams == [stream]  # the producer is told which stream will read
+            if isinstance(left, prod.DLPackObject):
+                assert left.streams == [stream]
+    """)
+
+
+def test_other_streams_are_waited_for(run_fake):
+    """An operand under way on another stream: an event there, a wait here, before the launch."""
+    run_fake("""
+        a, b = fake.pair(rng)
+        out = fake.Operand("float16", ref.packed((33, 17)))
+        kind, other = prod.exchange_type(stream=0x700), prod.exchange_type(stream=0x701)
+        def steps(*args, **kwargs):
+            fake.reset()
+            [x.declare() for x in (a, b, out)]
+            tcgemm.matmul(*args, **kwargs)
+            return [" ".join(line.split()[:2]) for line in fake.calls() if line.split()[0] in ("cuEventRecord", "cuStreamWaitEvent") or
+                    line.startswith("cuLaunchKernelEx") and not line.split()[1].startswith("kernel=tcg_copy")]
+        def before(lines):
+            at = next(i for i, line in enumerate(lines) if line.startswith("cuLaunchKernelEx"))
+            return lines[:at]
+        found = before(steps(a.interface(stream=0x600), b.interface(stream=0x601)))
+        assert found == ["cuEventRecord stream=0x601", "cuStreamWaitEvent stream=0x600"], found
+        found = before(steps(a.interface(stream=0x600), b.interface(stream=0x600)))
+        assert found == [], found
+        found = before(steps(a.interface(stream=0x600), b.interface(stream=None)))
+        assert found == [], found
+        found = before(steps(a.interface(stream=0x600), b.interface(stream=0x601), stream=0x800))
+        assert sorted(found) == sorted(["cuEventRecord stream=0x600", "cuStreamWaitEvent stream=0x800", "cuEventRecord stream=0x601", "cuStreamWaitEvent stream=0x800"]), found
+        found = before(steps(a.exchanged(kind), b.exchanged(other)))
+        assert found == ["cuEventRecord stream=0x701", "cuStreamWaitEvent stream=0x700"], found
+        found = before(steps(a.interface(stream=0x600), b.interface(stream=0x600), out=out.interface(stream=0x602)))
+        assert found == ["cuEventRecord stream=0x602", "cuStreamWaitEvent stream=0x600"], found
+        assert tcgemm.matmul(a.capsule(), b.capsule()) is not None
+    """)
+
+
+def test_results_order_their_consumers(run_fake):
+    run_fake("""
+        fake.reset()
+        a, b = fake.pair(rng)
+        result = tcgemm.matmul(a.capsule(), b.capsule(), stream=0x800)
+        assert result.__cuda_array_interface__["stream"] == 0x800
+        fake.reset()
+        for stream, expected in ((0x900, 0x900), (None, 1), (1, 1), (2, 2)):
+            fake.reset()
+            capsule = result.__dlpack__(stream=stream)
+            lines = [" ".join(line.split()[:2]) for line in fake.calls() if line.split()[0] in ("cuEventRecord", "cuStreamWaitEvent")]
+            assert lines == ["cuEventRecord stream=0x800", f"cuStreamWaitEvent stream={expected:#x}"], (stream, lines)
+        for stream in (-1, 0x800):
+            fake.reset()
+            result.__dlpack__(stream=stream)
+            assert not fake.calls("cuStreamWaitEvent")
+        for keywords in ({"stream": 0}, {"stream": -2}):
+            try:
+                result.__dlpack__(**keywords)
+            except ValueError:
+                pass
+            else:
+                raise SystemExit("no error")
+        # To the host: after the stream, by a copy.
+        fake.reset()
+        [x.declare() for x in (a, b)]
+        host = type("Host", (), {"__dlpack__": lambda self, **kw: result.__dlpack__(dl_device=(1, 0), max_version=kw.get("max_version")), "__dlpack_device__": lambda self: (1, 0)})()
+        np.testing.assert_array_equal(np.from_dlpack(host).astype(np.float64), a.values() @ b.values())
+        assert fake.calls("cuStreamSynchronize") == ["cuStreamSynchronize stream=0x800 ctx=0"]
+    """)
+
+
+# ---- contexts and devices --------------------------------------------------------------------------------------------------
+
+
+def test_contexts(run_fake):
+    """The primary context of the tensor's device, whatever is current; what was is current again, and nothing is left."""
+    run_fake("""
+        operands = [fake.pair(rng, device=d) for d in (0, 1)]
+        states = {"none": [], "primary 0": [lib.fake_primary(0)], "primary 1": [lib.fake_primary(1)], "foreign 0": [lib.fake_context(0)],
+                  "foreign 1": [lib.fake_context(1)], "two": [lib.fake_primary(0), lib.fake_context(1)]}
+        def run(stack, device):
+            for context in stack:
+                lib.fake_push(context)
+            a, b = operands[device]
+            for attempt in range(2):
+                fake.reset()
+                for x in operands[0] + operands[1]:
+                    x.declare()
+                result = tcgemm.matmul(a.capsule(), b.capsule(), stream=1)
+                fake.check(result, a, b)
+                assert {(l.device, l.primary) for l in fake.launches()} == {(device, 1)}
+                assert tuple(result.__dlpack_device__()) == (2, device)
+                del result
+                assert lib.fake_depth() == len(stack) and lib.fake_current() == (stack[-1] if stack else None)
+                assert len(fake.calls("cuCtxPushCurrent")) == len(fake.calls("cuCtxPopCurrent"))
+                if stack and stack[-1] == lib.fake_primary(device):
+                    assert not fake.calls("cuCtxPushCurrent")
+                try:
+                    tcgemm.matmul(a.capsule(), a.capsule())
+                except ValueError:
+                    pass
+                assert lib.fake_depth() == len(stack)
+            for _ in stack:
+                lib.fake_pop()
+        from test_threads import in_threads
+        for name, stack in states.items():
+            for device in (1, 0):
+                run(stack, device)
+                in_threads(1, lambda i: run(stack, device))
+        assert lib.fake_depth() == 0
+    """)
+
+
+def test_attributes_once_a_kernel_and_device(run_fake):
+    """Once for each device, not once for the process (bitsandbytes PR#1952), and never again (cudf#23074)."""
+    run_fake("""
+        lib.fake_set_devices(3)
+        seen = []
+        for turn in range(3):
+            for device in (1, 0, 2):
+                for dtype in ref.DTYPES:
+                    a, b = fake.pair(rng, dtype, 200, 136, 64, device)
+                    fake.check(tcgemm.matmul(a.capsule(), b.capsule()), a, b) if turn else tcgemm.matmul(a.capsule(), b.capsule())
+            if turn == 0:
+                lib.fake_set_execute(1)
+        attributes = fake.calls("cuKernelSetAttribute")
+        assert attributes and len(set(attributes)) == len(attributes), attributes
+        kernels = {l.name for l in fake.launches() if l.smem_bytes}
+        assert len(attributes) == 3 * len(kernels), (attributes, kernels)
+        assert len(fake.calls("cuLibraryGetKernel")) == len({l.name for l in fake.launches()})
+        assert len(fake.calls("cuLibraryLoadData")) <= len(fake.calls("cuLibraryGetKernel"))
+        assert len(fake.calls("cuInit")) == 1 and len(fake.calls("cuDevicePrimaryCtxRetain")) == 3
+        assert len(fake.calls("cuDeviceGetName")) == 3
+    """)
+
+
+def test_what_a_warm_call_asks_of_the_driver(run_fake):
+    """With `out=` and a framework's own operands: the context and the launch. No query, no attribute, no allocation."""
+    run_fake("""
+        kind = prod.exchange_type(stream=0x700)
+        out = fake.Operand("float16", ref.packed((128, 128)))
+        a, b = fake.pair(rng, "float16", 128, 128, 64)
+        lib.fake_push(lib.fake_primary(0))
+        operands = [x.exchanged(kind) for x in (a, b, out)]
+        for warm in range(3):
+            fake.reset(execute=False)
+            [x.declare() for x in (a, b, out)]
+            tcgemm.matmul(operands[0], operands[1], out=operands[2])
+        assert fake.symbols() == ["cuCtxGetCurrent", "cuLaunchKernelEx"], fake.symbols()
+        lib.fake_pop()
+        fake.reset(execute=False)
+        tcgemm.matmul(operands[0], operands[1], out=operands[2])
+        assert fake.symbols() == ["cuCtxGetCurrent", "cuCtxPushCurrent", "cuLaunchKernelEx", "cuCtxPopCurrent"], fake.symbols()
+    """)
+
+
+def test_mixed_devices(run_fake):
+    run_fake("""
+        (a, b), (c, d) = fake.pair(rng), fake.pair(rng, device=1)
+        out = fake.Operand("float16", ref.packed((33, 17)), device=1)
+        host = np.ones((40, 17), np.float16)
+        tcgemm.matmul(a.capsule(), b.capsule())
+        fake.reset()
+        for x in (a, b, c, d, out):
+            x.declare()
+        for call, words in (
+            (lambda: tcgemm.matmul(a.capsule(), d.capsule()), ("cuda:0", "cuda:1", "b")), (lambda: tcgemm.matmul(c.capsule(), b.capsule()), ("cuda:0", "cuda:1", "b")),
+            (lambda: tcgemm.matmul(a.interface(), d.interface()), ("cuda:0", "cuda:1")), (lambda: tcgemm.matmul(a.capsule(), b.capsule(), out=out.capsule()), ("cuda:0", "cuda:1", "out")),
+            (lambda: tcgemm.matmul(a.capsule(), host), ("cuda:0", "host", "b")), (lambda: tcgemm.matmul(host.T, b.capsule()), ("cuda:0", "host")),
+            (lambda: tcgemm.matmul(a.capsule(), b.capsule(), out=np.ones((33, 17), np.float16)), ("cuda:0", "host", "out")),
+            (lambda: tcgemm.matmul(np.ones((33, 40), np.float16), host, out=out.capsule()), ("cuda:1", "host", "out")),
+        ):
+            try:
+                call()
+            except ValueError as error:
+                assert all(word in str(error) for word in words), error
+            else:
+                raise SystemExit("no error")
+        assert not fake.launches()
+        for ordinal in (2, 63, 64, 1000, -1, 2**31 - 1):
+            pair = a.capsule(device=(2, ordinal)), b.capsule(device=(2, ordinal))
+            try:
+                tcgemm.matmul(*pair)
+            except ValueError as error:
+                assert str(ordinal) in str(error), error
+            else:
+                raise SystemExit("no error")
+        assert not fake.launches() and lib.fake_depth() == 0
+        pair = None
+        gc.collect()
+        assert not prod._live and not prod.stray
+    """)
+
+
+def test_capabilities(run_fake):
+    """Smaller tiles where shared memory is small (sglang#8513); a message that names what there is where nothing runs."""
+    run_fake("""
+        def run(cc, smem):
+            fake.device(0, cc, smem, 80)
+            fake.reset()
+            families = tcgemm.devices()[0]["families"]
+            assert cc >= 80 or not families
+            for dtype in ref.DTYPES:
+                rows = [row for row in tcgemm.kernels() if row["in_dtype"] == dtype]
+                somewhere = any(row["family"] in families for row in rows)
+                assert somewhere or not any(fake.runs(row, cc) for row in rows)
+                for m, n, k in ((100, 130, 64), (1, 40, 100), (16, 64, 1024)):
+                    a, b = fake.pair(rng, dtype, m, n, k)
+                    try:
+                        result = tcgemm.matmul(a.capsule(), b.capsule())
+                    except RuntimeError as error:
+                        assert not isinstance(error, tcgemm.CudaError), error
+                        assert f"{cc // 10}.{cc % 10}" in str(error), error
+                        assert not somewhere, error
+                    else:
+                        assert somewhere
+                        fake.check(result, a, b)
+                        assert all(l.smem_bytes <= smem for l in fake.launches())
+        for cc, smem in ((75, 64 << 10), (80, 163 << 10), (86, 99 << 10), (89, 99 << 10), (90, 227 << 10), (90, 48 << 10), (100, 227 << 10), (103, 227 << 10), (110, 227 << 10), (120, 99 << 10), (121, 99 << 10)):
+            fake.in_child(lambda: run(cc, smem))
+    """)
+
+
+# ---- errors ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_driver_call_fails_in_turn(run_fake):
+    """Each call of a first call and of a warm one is made to fail: an exception with the driver's name and text, or
+    none where the call may fail unseen; nothing leaked, nothing left pushed, the next call right."""
+    run_fake(
+        """
+        a, b = fake.pair(rng, "float16", 4, 8, 2048)
+        odd = fake.operand(rng, "float16", ref.layout("stepped", (4, 2048), rng))
+        assert not fake.calls()
+        def product():
+            left = odd.interface(stream=0x600)
+            return tcgemm.matmul(left, b.object(), stream=0x800)
+        # May fail without a word: asking whether something is over, giving memory back, restoring; and all that follows
+        # the last launch, where the result is on its way.
+        quiet = {"cuEventQuery", "cuMemFreeAsync", "cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode", "cuEventDestroy", "cuGetErrorName", "cuGetErrorString"}
+        seen = []
+        def dry(warm):
+            def work():
+                if warm:
+                    product()
+                fake.reset()
+                [x.declare() for x in (a, b, odd)]
+                result = product()
+                lines = fake.symbols()
+                kinds = {l.name.split("_")[1] for l in fake.launches()}
+                assert "copy" in kinds and "reduce" in kinds, kinds
+                open("calls", "w").write(" ".join(lines))
+            fake.in_child(work)
+            return open("calls").read().split()
+        def attempt(symbol, nth, warm, launched):
+            if warm:
+                fake.check(product(), odd, b)
+                gc.collect()
+                product()
+            fake.reset()
+            [x.declare() for x in (a, b, odd)]
+            blocks, events = lib.fake_live_blocks(), lib.fake_live_events()
+            fake.fail(symbol, 719, nth)
+            raised = None
+            try:
+                result = product()
+            except Exception as error:
+                raised = error
+            if raised is not None:
+                assert isinstance(raised, RuntimeError), repr(raised)
+                assert "CUDA_ERROR_LAUNCH_FAILED" in str(raised) and "unspecified launch failure" in str(raised), raised
+                if symbol not in ("cuInit", "cuDeviceGetCount"):
+                    assert isinstance(raised, tcgemm.CudaError) and raised.code == 719, repr(raised)
+                raised = None
+            else:
+                assert symbol in quiet or launched, f"{symbol} number {nth} failed unseen"
+                fake.check(result, odd, b)
+                result = None
+            gc.collect()
+            if symbol != "cuCtxPopCurrent":
+                assert lib.fake_depth() == 0
+            while lib.fake_depth():
+                lib.fake_pop()
+            if symbol != "cuThreadExchangeStreamCaptureMode":
+                assert lib.fake_capture_mode() == 0
+            lib.fake_reset()
+            [x.declare() for x in (a, b, odd)]
+            if symbol in ("cuInit", "cuDeviceGetCount"):
+                return
+            for _ in range(3):
+                fake.check(product(), odd, b)
+            assert lib.fake_depth() == 0 and not prod.stray
+            gc.collect()
+            product()
+            gc.collect()
+            assert lib.fake_live_blocks() <= (1 if symbol == "cuMemFreeAsync" else 0), (symbol, nth, lib.fake_live_blocks())
+            assert lib.fake_live_events() <= events + 4, (symbol, nth)
+            assert len(prod._live) <= 1, (symbol, nth, len(prod._live))
+        for warm in (False, True):
+            lines = dry(warm)
+            assert len(lines) > 10
+            turn, last = {}, len(lines) - 1 - lines[::-1].index("cuLaunchKernelEx")
+            for at, symbol in enumerate(lines):
+                turn[symbol] = turn.get(symbol, 0) + 1
+                if symbol in ("cuGetErrorName", "cuGetErrorString"):
+                    continue
+                try:
+                    fake.in_child(lambda: attempt(symbol, turn[symbol], warm, at > last))
+                except AssertionError as error:
+                    raise SystemExit(f"warm={warm} {symbol} number {turn[symbol]}: {error}")
+    """,
+        timeout=300,
+    )
+
+
+def test_launch_error(run_fake):
+    """A launch that did not happen is an error with its name (pytorch#91758), and the next one works."""
+    run_fake("""
+        a, b = fake.pair(rng)
+        fake.reset()
+        [x.declare() for x in (a, b)]
+        out = fake.Operand("float16", ref.packed((33, 17)))
+        for result, name in ((1, "CUDA_ERROR_INVALID_VALUE"), (701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"), (999, "unknown error"), (400, "CUDA_ERROR_INVALID_HANDLE")):
+            fake.fail("cuLaunchKernelEx", result)
+            try:
+                tcgemm.matmul(a.capsule(), b.capsule(), out=out.capsule())
+            except tcgemm.CudaError as error:
+                assert name in str(error) and error.code == result and "tcg_" in str(error), error
+            else:
+                raise SystemExit("no error")
+            tcgemm.matmul(a.capsule(), b.capsule(), out=out.capsule())
+            fake.check(out, a, b)
+        assert lib.fake_live_blocks() == 0
+    """)
+
+
+def test_out_of_memory(run_fake):
+    run_fake("""
+        a, b = fake.pair(rng, "float32", 300, 300, 8)
+        tiny = fake.pair(rng, "float32", 4, 4, 4)
+        fake.reset()
+        for x in (a, b, *tiny):
+            x.declare()
+        lib.fake_set_memory(1000)
+        for _ in range(3):
+            try:
+                tcgemm.matmul(a.capsule(), b.capsule())
+            except MemoryError as error:
+                assert "360000 bytes" in str(error), error
+            else:
+                raise SystemExit("no error")
+            gc.collect()
+            assert lib.fake_live_blocks() == 0 and not prod._live and not prod.stray and lib.fake_depth() == 0
+            fake.check(tcgemm.matmul(*(x.capsule() for x in tiny)), *tiny)
+        # The result fits and the workspace does not.
+        a, b = fake.pair(rng, "float16", 16, 64, 8192)
+        lib.fake_set_memory(16 * 64 * 2 + 100)
+        try:
+            tcgemm.matmul(a.capsule(), b.capsule())
+        except MemoryError:
+            assert tcgemm.explain(a.capsule(), b.capsule())["workspace_bytes"] > 0
+        gc.collect()
+        assert lib.fake_live_blocks() == 0 and lib.fake_depth() == 0
+    """)
+
+
+def test_refusals_make_no_launch(run_fake):
+    """Interfaces and capsules that make no sense; each deleter once."""
+    run_fake("""
+        fake.reset()
+        a = fake.operand(rng, "float16", ref.packed((20, 20)))
+        for entries, error in prod.BAD_INTERFACES:
+            for order in (1, -1):
+                pair = [a.interface(**entries), a.interface()][::order]
+                try:
+                    tcgemm.matmul(*pair)
+                except error as found:
+                    assert str(found)[:2] in (("a:", "a ") if order == 1 else ("b:", "a ")), (entries, found)
+                else:
+                    raise SystemExit(f"no error for {entries}")
+        for whole in (None, 3, [], {}):
+            odd = prod.CaiObject({})
+            odd.interface = whole
+            try:
+                tcgemm.matmul(odd, a.interface())
+            except (TypeError, ValueError):
+                pass
+            else:
+                raise SystemExit(f"no error for {whole}")
+        for fields in ({"ndim": -1}, {"ndim": 65}, {"shape": (-1, 20)}, {"shape": (2**62, 20)}, {"data": None}, {"strides": (2**62, 1)}, {"byte_offset": 2**63}, {"data": a.pointer + 1}):
+            for versioned in (False, True):
+                export = a.export(versioned=versioned, **fields)
+                pair = export.capsule(), a.capsule()
+                try:
+                    tcgemm.matmul(*pair)
+                except ValueError as error:
+                    assert "a" in str(error)
+                else:
+                    raise SystemExit(f"no error for {fields}")
+                gc.collect()
+                assert export.deleted == 1
+        assert not fake.launches() and not prod.stray and not prod._live
+    """)
+
+
+def test_interfaces(run_fake):
+    run_fake("""
+        fake.reset()
+        a, b = fake.pair(rng, "float16", 20, 40, 30)
+        column = fake.operand(rng, "float16", ref.layout("column", (20, 30), rng))
+        for left in (a.interface(), a.interface(strides=...), a.interface(strides=None), column.interface(), a.interface(version=2, stream=...), a.interface(data=(a.pointer, True)),
+                     a.interface(descr=[("", "<f2")]), a.interface(mask=None), a.interface(stream=1)):
+            source = column if left.keep is column else a
+            fake.check(tcgemm.matmul(left, b.interface()), source, b)
+        for data in ((0, False), (None, False), (b.pointer, False)):
+            empty = prod.CaiObject({"shape": (0, 30), "typestr": "<f2", "data": data, "version": 3})
+            assert tcgemm.matmul(empty, b.interface()).shape == (0, 40)
+        # bfloat16 has no code of its own: known by the array's dtype, refused without one, never taken for float16.
+        x = fake.operand(rng, "bfloat16", ref.packed((16, 16)))
+        try:
+            tcgemm.matmul(x.interface(), x.interface())
+        except TypeError as error:
+            assert "V2" in str(error)
+        else:
+            raise SystemExit("no error")
+        named = [x.interface(), x.interface()]
+        for one in named:
+            one.dtype = type("dtype", (), {"name": "bfloat16"})()
+        fake.check(tcgemm.matmul(*named), x, x)
+        out = fake.Operand("float16", ref.packed((20, 40)))
+        target = out.interface()
+        assert tcgemm.matmul(a.interface(), b.interface(), out=target) is target
+        fake.check(out, a, b)
+        try:
+            tcgemm.matmul(a.interface(), b.interface(), out=out.interface(data=(out.pointer, True)))
+        except ValueError as error:
+            assert "out" in str(error) and "read-only" in str(error)
+        else:
+            raise SystemExit("no error")
+    """)
+
+
+# ---- captures and lifetimes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["first call", "warm"])
+def test_capture(run_fake, warm):
+    """Loading, allocating, waiting and letting go while a stream is captured in the strictest mode."""
+    run_fake(f"""
+        a, b = fake.pair(rng, "float16", 16, 64, 8192)
+        kind = prod.exchange_type(stream=0x700)
+        out = fake.Operand("float16", ref.packed((16, 64)))
+        kept = []
+        if {warm}:
+            kept = [tcgemm.matmul(a.capsule(), b.capsule()) for _ in range(3)]
+            kept.append(kept)
+        fake.reset()
+        [x.declare() for x in (a, b, out)]
+        lib.fake_set_capturing(0x700, 1)
+        tcgemm.matmul(a.exchanged(kind), b.exchanged(kind), out=out.exchanged(kind))
+        fake.check(out, a, b)
+        result = tcgemm.matmul(a.capsule(), b.capsule(), stream=0x700)
+        fake.check(result, a, b)
+        left = a.object()
+        tcgemm.matmul(left, b.interface(stream=0x700), out=out.capsule(), stream=0x700)
+        assert left.streams == [0x700]
+        kept = None
+        gc.collect()
+        result = None
+        assert lib.fake_broken_captures() == 0
+        for line in fake.calls():
+            assert line.split()[0] not in ("cuStreamSynchronize", "cuEventSynchronize", "cuMemcpyDtoH", "cuMemcpyHtoD"), line
+        frees = [line for line in fake.calls("cuMemFreeAsync") if "stream=0x700" not in line]
+        assert not frees, frees  # memory of other streams stays until the capture is over
+        lib.fake_set_capturing(0x700, 0)
+        lib.fake_destroy_graph()
+        for _ in range(2):
+            fake.check(tcgemm.matmul(a.capsule(), b.capsule()), a, b)
+        gc.collect()
+        assert lib.fake_live_blocks() > 0  # the graph's workspaces
+        lib.fake_destroy_graph()
+        fake.check(tcgemm.matmul(a.capsule(), b.capsule()), a, b)
+        gc.collect()
+        assert lib.fake_broken_captures() == 0 and lib.fake_live_blocks() == 0
+    """)
+
+
+def test_operands_are_held_until_the_stream_has_read_them(run_fake):
+    run_fake("""
+        fake.reset()
+        a, b = fake.pair(rng)
+        make = {"capsule": lambda x: x.export(), "versioned": lambda x: x.export(versioned=True)}
+        for stream in (0x700, 1, 2):
+            for kind in make:
+                lib.fake_set_busy(stream, 1)
+                exports = [make[kind](x) for x in (a, b)]
+                result = tcgemm.matmul(*(x.capsule() for x in exports), stream=stream)
+                for _ in range(3):
+                    tcgemm.matmul(a.capsule(), b.capsule(), stream=0x900)
+                assert [x.deleted for x in exports] == [0, 0]
+                lib.fake_set_busy(stream, 0)
+                tcgemm.matmul(a.capsule(), b.capsule(), stream=0x900)
+                assert [x.deleted for x in exports] == [1, 1]
+                del result
+        # An interface's object, too.
+        import weakref
+        class Owner:
+            pass
+        lib.fake_set_busy(0x700, 1)
+        left = a.interface()
+        left.owner = Owner()
+        alive = weakref.ref(left.owner)
+        tcgemm.matmul(left, b.interface(), stream=0x700)
+        del left
+        gc.collect()
+        assert alive() is not None
+        lib.fake_set_busy(0x700, 0)
+        tcgemm.matmul(a.capsule(), b.capsule())
+        gc.collect()
+        assert alive() is None
+        assert lib.fake_live_events() < 20
+    """)
+
+
+def test_memory_outlives_its_stream(run_fake):
+    """A stream that was destroyed before the array it worked on."""
+    run_fake("""
+        a, b = fake.pair(rng)
+        result = tcgemm.matmul(a.capsule(), b.capsule(), stream=0x700)
+        lib.fake_set_dead(0x700, 1)
+        del result
+        for _ in range(3):
+            tcgemm.matmul(a.capsule(), b.capsule())
+        gc.collect()
+        tcgemm.matmul(a.capsule(), b.capsule())
+        assert lib.fake_live_blocks() == 0 and lib.fake_depth() == 0
+    """)
+
+
+def test_exports_share_the_memory(run_fake):
+    run_fake("""
+        fake.reset()
+        a, b = fake.pair(rng)
+        result = tcgemm.matmul(a.capsule(), b.capsule())
+        capsules = [result.__dlpack__(), result.__dlpack__(max_version=(1, 0)), result.__dlpack__(stream=2)]
+        assert [prod.capsule_name(c) for c in capsules] == ["dltensor", "dltensor_versioned", "dltensor"]
+        again = tcgemm.matmul(capsules[0], fake.operand(rng, "float16", ref.packed((17, 5))).capsule())
+        del result
+        gc.collect()
+        assert lib.fake_live_blocks() == 2
+        capsules.clear()
+        tcgemm.matmul(a.capsule(), b.capsule())
+        gc.collect()
+        assert lib.fake_live_blocks() == 1
+        del again
+        assert lib.fake_live_blocks() == 0
+    """)
+
+
+def test_soak(run_fake):
+    """20,000 calls: nothing on the device, no event, no memory of the process, no reference more than before."""
+    run_fake("""
+        from test_leaks import resident_bytes
+        a, b = fake.pair(rng)
+        kind = prod.exchange_type(stream=0x700)
+        odd = fake.operand(rng, "float16", ref.layout("stepped", (33, 40), rng))
+        bad = fake.operand(rng, "float16", ref.packed((39, 17)))
+        ready = a.exchanged(kind), b.exchanged(kind)
+        def some(times):
+            for i in range(times):
+                tcgemm.matmul(a.capsule(), b.capsule(versioned=True))
+                tcgemm.matmul(odd.interface(), b.interface(), stream=0x800)
+                for other in (bad.capsule(), None, bad.interface(stream=0)):
+                    try:
+                        tcgemm.matmul(a.capsule(), other)
+                    except (TypeError, ValueError):
+                        pass
+                if i % 50 == 0:
+                    lib.fake_reset()
+                    [x.declare() for x in (a, b, odd, bad)]
+            gc.collect()
+        some(500)
+        resident, events, counts = resident_bytes(), lib.fake_live_events(), [sys.getrefcount(x) for x in (a, b, kind, odd)]
+        some(4000)
+        tcgemm.matmul(a.capsule(), b.capsule())
+        assert lib.fake_live_blocks() <= 1 and lib.fake_live_events() <= events + 2
+        assert [sys.getrefcount(x) for x in (a, b, kind, odd)] == counts
+        assert resident_bytes() - resident < 2**21, resident_bytes() - resident
+        assert not prod.stray
+    """)
+
+
+# ---- processes and threads -------------------------------------------------------------------------------------------------
+
+
+def test_fork(run_fake):
+    run_fake("""
+        a, b = fake.pair(rng)
+        def fine():
+            fake.reset()
+            [x.declare() for x in (a, b)]
+            fake.check(tcgemm.matmul(a.capsule(), b.capsule()), a, b)
+        fake.in_child(fine)
+        result = tcgemm.matmul(a.capsule(), b.capsule())
+        def told():
+            global result
+            for _ in range(2):
+                try:
+                    tcgemm.matmul(a.capsule(), b.capsule())
+                except RuntimeError as error:
+                    assert "fork" in str(error), error
+                else:
+                    raise AssertionError("no error")
+            before = fake.calls()
+            result = None
+            gc.collect()
+            assert fake.calls() == before  # a child frees nothing of its parent's
+            x = np.ones((4, 4), np.float32)
+            assert (tcgemm.matmul(x, x) == 4).all()
+        fake.in_child(told)
+        fine()
+    """)
+
+
+@pytest.mark.parametrize("repeat", range(10))
+def test_first_calls_together(run_fake, repeat):
+    """16 threads: one opens the driver, one loads each kernel, all are right (numba#7387)."""
+    run_fake("""
+        from test_threads import in_threads
+        sys.setswitchinterval(1e-5)
+        cases = [fake.pair(rng, ref.DTYPES[i % 3], 10 + i, 20 + i, 30 + 5 * i, device=i % 2) for i in range(16)]
+        lib.fake_set_execute(1)
+        def work(i):
+            for _ in range(5):
+                result = tcgemm.matmul(*(x.capsule() for x in cases[i]), stream=0x700 + i)
+                fake.check(result, *cases[i])
+                del result
+            assert lib.fake_depth() == 0 and lib.fake_capture_mode() == 0
+        in_threads(16, work)
+        assert len(fake.calls("cuInit")) == 1 and len(fake.calls("cuDevicePrimaryCtxRetain")) == 2
+        loads = fake.calls("cuLibraryGetKernel")
+        assert len(set(loads)) == len(loads)
+        attributes = fake.calls("cuKernelSetAttribute")
+        assert len(set(attributes)) == len(attributes)
+        gc.collect()
+        tcgemm.matmul(*(x.capsule() for x in cases[0]))
+        gc.collect()
+        tcgemm.matmul(*(x.capsule() for x in cases[0]))
+        gc.collect()
+        assert lib.fake_live_blocks() == 0 and not prod.stray
+    """)
+
+
+EXITS = {
+    "globals": "kept = [make(), make()]",
+    "a capsule": "kept = make().__dlpack__()",
+    "a cycle": "kept = [make()]; kept.append(kept); tcgemm.kept = kept",
+    "a busy stream": "lib.fake_set_busy(1, 1); kept = make()",
+    "a daemon thread": "import threading, time\ndef loop():\n    while True:\n        make()\nthreading.Thread(target=loop, daemon=True).start()\ntime.sleep(0.2)",
+    "an exit function": "import atexit; atexit.register(make)",
+}
+
+
+@pytest.mark.parametrize("name", EXITS)
+def test_exit(run_fake, name):
+    run_fake("a, b = fake.pair(rng)\nmake = lambda: tcgemm.matmul(a.capsule(), b.capsule())\nmake()\n" + EXITS[name])
+
+
+def test_a_result_dropped_without_the_interpreters_lock(run_fake):
+    """A consumer may call the deleter in any thread, holding no lock (numpy#22507)."""
+    run_fake("""
+        a, b = fake.pair(rng)
+        api = ctypes.pythonapi
+        api.PyCapsule_GetPointer.restype, api.PyCapsule_GetPointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        api.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
+        libc = ctypes.CDLL(None)
+        libc.pthread_create.argtypes, libc.pthread_join.argtypes = [ctypes.c_void_p] * 4, [ctypes.c_ulong, ctypes.c_void_p]
+        used = b"used_dltensor"
+        for _ in range(20):
+            capsule = tcgemm.matmul(a.capsule(), b.capsule()).__dlpack__()
+            managed = api.PyCapsule_GetPointer(capsule, b"dltensor")
+            api.PyCapsule_SetName(capsule, used)
+            thread = ctypes.c_ulong()
+            deleter = prod.DLManagedTensor.from_address(managed).deleter
+            assert libc.pthread_create(ctypes.byref(thread), None, deleter, managed) == 0
+            assert libc.pthread_join(thread, None) == 0
+            del capsule
+        assert lib.fake_live_blocks() == 0
+    """)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_the_module_on_a_fake_device(run_python, fake_library, right):
+    """python -m tcgemm finds the device, runs, and checks its own product: wrong numbers are told and end in exit code 1."""
+    out = run_python(
+        f"""
+        import runpy, sys
+        import fakedriver as fake
+        fake.library().fake_set_execute({int(right)})
+        sys.argv = ["tcgemm", "--size", "70x50x60"]
+        runpy.run_module("tcgemm", run_name="__main__", alter_sys=True)
+    """,
+        env={"TCGEMM_LIBCUDA": str(fake_library)},
+        code=0 if right else 1,
+    )
+    assert "Fake H200" in out and ("MISMATCH" in out) != right

@@ -1,0 +1,290 @@
+"""The planner through _core._plan, on devices that need not exist: every problem gets a plan that covers it, tiles fit
+the shared memory, splits and copies come where they pay, and a forced kernel runs or says why it cannot."""
+
+import re
+
+import pytest
+
+import tcgemm
+from tcgemm import _core
+
+A, B, C = 0x7F0000000000, 0x7F1000000000, 0x7F2000000000
+KB = 1024
+ROWS = {row["name"]: row for row in tcgemm.kernels()}
+CCS = [80, 86, 89, 90, 100, 120]
+
+
+def device(cc=90, sm_count=132, smem_kb=227, l2_bytes=50 << 20):
+    return {
+        "cc": cc,
+        "sm_count": sm_count,
+        "smem_block_bytes": smem_kb * KB,
+        "smem_sm_bytes": (smem_kb + 1) * KB,
+        "l2_bytes": l2_bytes,
+    }
+
+
+def plan(
+    m,
+    n,
+    k,
+    order="nt",
+    dtype="bfloat16",
+    out_dtype=None,
+    lda=None,
+    ldb=None,
+    where=None,
+    batch=(),
+    a=None,
+    b=None,
+    c=None,
+    **options,
+):
+    """A plan for packed operands of that order; a, b and c replace an operand's (address, row, column)."""
+    a = a or ((A, lda or k, 1) if order[0] == "n" else (A, 1, lda or m))
+    b = b or ((B, ldb or n, 1) if order[1] == "n" else (B, 1, ldb or k))
+    c = c or (C, n, 1)
+    return _core._plan((m, n, k), dtype, dtype, a, b, c, list(batch), where or device(), **options)
+
+
+def tile_of(found):
+    return tuple(found["tile"])
+
+
+def smem_bytes(name):
+    """The dynamic shared memory of an mma row, from its name: kernels/abi.h's formula."""
+    bm, bn, bk, stages = map(int, re.search(r"_(\d+)x(\d+)x(\d+)_w\d+x\d+_s(\d+)_", name).groups())
+    return (bm + bn) * bk * 2 * stages
+
+
+def has_code(cc, dtype="bfloat16"):
+    """Whether this build, whose targets may be fewer than the table's, holds something for the device."""
+    try:
+        plan(64, 64, 64, dtype=dtype, where=device(cc))
+    except RuntimeError:
+        return False
+    return True
+
+
+needs_90 = pytest.mark.skipif(not has_code(90), reason="built without sm_90")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_million_random_problems_on_random_devices(seed):
+    assert not _core._plan_fuzz(250_000, seed)
+
+
+@pytest.mark.parametrize("smem_kb", [48, 64, 99, 100, 163, 227])
+@pytest.mark.parametrize("cc", CCS)
+def test_every_device_gets_a_kernel_that_fits_its_shared_memory(cc, smem_kb):
+    if not has_code(cc):
+        pytest.skip(f"built without code for {cc}")
+    for sm_count in (1, 2, 16, 82, 132, 200):
+        for m, n, k in [
+            (1, 1, 1),
+            (1, 4096, 4096),
+            (17, 31, 63),
+            (128, 128, 1 << 17),
+            (4096, 4096, 4096),
+            (8191, 8193, 8195),
+        ]:
+            for order in ("nn", "nt", "tn", "tt"):
+                where = device(cc, sm_count, smem_kb)
+                found = plan(m, n, k, order, where=where)
+                assert found["kernel"] in ROWS
+                if found["family"] == "mma":
+                    assert smem_bytes(found["kernel"]) <= smem_kb * KB
+                bm, bn, bk = tile_of(found)
+                rows, columns = (n, m) if found["swap"] else (m, n)
+                assert found["tiles_m"] == -(-rows // bm) and found["tiles_n"] == -(-columns // bn)
+                assert found["tiles"] == found["tiles_m"] * found["tiles_n"] * found["splits"]
+                assert 1 <= found["grid"] <= found["tiles"]
+                assert found["k_per_split"] % bk == 0
+                assert found["k_per_split"] * (found["splits"] - 1) < k <= found["k_per_split"] * found["splits"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_the_dtype_decides_the_family(dtype):
+    if not has_code(90, dtype):
+        pytest.skip("built without sm_90")
+    found = plan(256, 256, 256, dtype=dtype)
+    assert (found["family"] == "simt") == (dtype == "float32")
+    assert ROWS[found["kernel"]]["in_dtype"] == dtype
+
+
+@needs_90
+def test_aligned_operands_are_read_in_place_whatever_their_order():
+    for order in ("nn", "nt", "tn", "tt"):
+        found = plan(4096, 4096, 4096, order)
+        assert found["order"] == order and not found["copies"] and not found["swap"]
+        assert found["workspace_bytes"] == 0 and tile_of(found)[0] == 128
+    # Rows padded to a multiple of 16 bytes, and a ragged edge, need nothing either.
+    assert not plan(4096, 4096, 4090, lda=4096, ldb=4096)["copies"]
+    assert not plan(1000, 999, 4096)["copies"]
+
+
+@needs_90
+def test_the_order_follows_the_unit_stride():
+    # Length-1 axes have no stride: junk there changes nothing.
+    for junk in (0, 1, 7, -3, 1 << 40):
+        assert plan(1, 512, 512, a=(A, junk, 1))["order"][0] == "n"
+        assert not plan(1, 512, 512, a=(A, junk, 1))["copies"]
+        assert not plan(512, 512, 1, a=(A, 1, junk))["copies"]
+    # Both unit (windows of one line): either will do, neither is copied for its order.
+    assert plan(64, 16, 128, a=(A, 1, 1), b=(B, 16, 1))["kernel"]
+    # A row stride of 0 or backwards is still rows; a backwards element is not.
+    assert not plan(512, 512, 512, a=(A, 0, 1))["copies"]
+    assert not plan(512, 512, 512, a=(A + 512 * 511 * 2, -512, 1))["copies"]
+    assert [copy["operand"] for copy in plan(512, 512, 512, a=(A, 512, -1))["copies"]] == ["a"]
+    assert [copy["operand"] for copy in plan(512, 512, 512, b=(B, 1024, 2))["copies"]] == ["b"]
+
+
+@needs_90
+def test_unaligned_rows_are_copied_where_the_product_is_large_and_not_where_it_is_small():
+    large = plan(4096, 4096, 4097)
+    assert len(large["copies"]) == 2 and large["kernel"].endswith("_a16")
+    assert large["workspace_bytes"] >= 2 * 4096 * 4104 * 2
+    for m in (1, 16, 64):
+        small = plan(m, 4096, 4097)
+        assert not small["copies"] and small["kernel"].endswith("_a2")
+    # A shifted base is as unaligned as an odd stride.
+    assert plan(1, 4096, 4096, b=(B + 2, 1, 4096))["kernel"].endswith("_a2")
+    # One operand unaligned: only that one is copied.
+    only = plan(4096, 4096, 4096, lda=4097)
+    assert [copy["operand"] for copy in only["copies"]] == ["a"]
+
+
+@needs_90
+def test_the_splits_go_where_tiles_are_few_and_k_is_long():
+    found = plan(64, 64, 65536)
+    assert found["splits"] > 8
+    assert found["workspace_bytes"] >= found["splits"] * 64 * 64 * 4
+    assert plan(4096, 4096, 4096)["splits"] == 1
+    assert plan(64, 64, 64)["splits"] == 1
+    assert plan(64, 64, 65536, batch_invariant=True)["splits"] == 1
+    # Partial sums stay within their bound.
+    for m, n, k in [(512, 512, 1 << 20), (1024, 1024, 1 << 18), (16, 1 << 16, 1 << 14)]:
+        assert plan(m, n, k)["workspace_bytes"] <= 64 << 20
+
+
+@needs_90
+def test_batch_invariant_plans_accumulate_in_one_piece_for_every_number_of_rows():
+    for m in (1, 2, 16, 17, 64, 100, 1000, 8192):
+        assert plan(m, 512, 1 << 17, batch_invariant=True)["splits"] == 1
+
+
+@needs_90
+def test_few_columns_are_computed_transposed():
+    found = plan(16384, 8, 4096)
+    assert found["swap"] and tile_of(found)[0] == 16
+    # Its order is that of C^T = B^T A^T.
+    assert plan(16384, 8, 4096, "nn")["order"] == "tt" and plan(16384, 8, 4096, "tn")["order"] == "tn"
+    assert not plan(8, 16384, 4096)["swap"]
+    # A result laid out by columns is stored along them.
+    assert plan(4096, 4096, 4096, c=(C, 1, 4096))["swap"]
+    assert plan(4096, 4096, 4096, "nn", c=(C, 1, 4096))["order"] == "tt"
+
+
+@needs_90
+def test_a_batch_of_shared_weights_is_one_product():
+    # x[64, 128, K] @ w[K, N]: the batch steps through x and c as further rows do.
+    found = plan(128, 512, 256, batch=[(64, 128 * 256, 0, 128 * 512)])
+    assert found["tiles_m"] * tile_of(found)[0] >= 64 * 128
+    assert found["tiles"] == found["tiles_m"] * found["tiles_n"]
+    # One row an entry, whatever the stride between.
+    assert plan(1, 512, 256, batch=[(64, 4096, 0, 1024)])["tiles_m"] > 0
+    # Neither operand shared: a batch.
+    found = plan(128, 512, 256, batch=[(64, 128 * 256, 512 * 256, 128 * 512)])
+    assert found["tiles"] == found["tiles_m"] * found["tiles_n"] * 64
+
+
+@needs_90
+def test_broadcast_operands_are_copied_once():
+    found = plan(96, 96, 96, a=(A, 192, 2), batch=[(5, 0, 96 * 96, 96 * 96), (3, 96 * 192, 5 * 96 * 96, 5 * 96 * 96)])
+    (copy,) = found["copies"]
+    assert copy["batches"] == 3
+
+
+def test_empty_problems_launch_nothing():
+    for shape in [(0, 4, 4), (4, 0, 4), (0, 0, 0)]:
+        assert plan(*shape)["kernel"] is None
+    assert plan(4, 4, 4, batch=[(0, 16, 16, 16)])["kernel"] is None
+
+
+@needs_90
+def test_an_empty_sum_is_a_launch_that_writes_zeros():
+    found = plan(64, 64, 0, a=(0, 0, 1), b=(0, 1, 0))
+    assert found["kernel"] and found["splits"] == 1 and not found["copies"]
+    assert found["k_per_split"] == tile_of(found)[2]
+
+
+@needs_90
+def test_sizes_beyond_32_bits():
+    assert plan(1 << 33, 16, 16)["tiles"] >= (1 << 33) // 256
+    found = plan(1 << 40, 1 << 20, 16)
+    assert found["grid"] == 2**31 - 1 and found["tiles"] > 1 << 32
+    assert plan(1, 1, 1 << 40)["k_per_split"] > 0
+
+
+def test_absurd_sizes_are_refused_with_a_reason():
+    with pytest.raises(ValueError, match="expected at most 2\\^48"):
+        plan(1 << 50, 4, 4, a=(A, 4, 1))
+    with pytest.raises(ValueError):
+        plan(1 << 47, 1 << 47, 4, a=(A, 4, 1), c=(C, 4, 1))
+
+
+@pytest.mark.parametrize("name", list(ROWS))
+def test_a_forced_row_runs_on_any_operands_it_can_be_given(name):
+    row = ROWS[name]
+    dtype = row["in_dtype"]
+    if not has_code(90, dtype):
+        pytest.skip("built without sm_90")
+    for cc in (90, 80):
+        if not has_code(cc, dtype):
+            continue
+        for operands in [{}, {"a": (A + 4, 333, 1)}, {"a": (A, 700, 3), "b": (B, 2, 901)}, {"c": (C, 1, 100)}]:
+            for order in ("nn", "nt", "tn", "tt"):
+                found = plan(100, 77, 130, order, dtype, where=device(cc), kernel=name, **operands)
+                assert found["kernel"] == name and "asked for" in found["why"]
+
+
+@needs_90
+def test_a_forced_kernel_that_cannot_run_says_why():
+    big = next(name for name in ROWS if name.startswith("tcg_mma_sm80_bf16_nt_128x256x64"))
+    with pytest.raises(RuntimeError, match=r"147456 bytes of shared memory.*has 101376"):
+        plan(64, 64, 64, where=device(90, smem_kb=99), kernel=big)
+    with pytest.raises(RuntimeError, match="takes bfloat16 operands, found float16"):
+        plan(64, 64, 64, dtype="float16", kernel=big)
+    with pytest.raises(RuntimeError, match="simt takes float32 operands, found bfloat16"):
+        plan(64, 64, 64, kernel="simt")
+    with pytest.raises(RuntimeError, match="compute capability 7.5"):
+        plan(64, 64, 64, where=device(75), kernel=big)
+
+
+@needs_90
+def test_a_forced_family():
+    assert plan(64, 64, 64, kernel="mma")["family"] == "mma"
+    assert plan(64, 64, 64, kernel="mma")["why"].startswith("the cheapest row of the family")
+
+
+def test_a_device_without_code_is_named_with_what_the_build_holds():
+    with pytest.raises(RuntimeError, match=r"compute capability 7\.5.*mma_bf16 \["):
+        plan(64, 64, 64, where=device(75))
+
+
+def test_chips_to_come_run_from_ptx():
+    if not has_code(103):
+        pytest.skip("built without PTX")
+    for cc in (100, 103, 110):
+        found = plan(4096, 4096, 4096, where=device(cc))
+        assert found["ptx"]
+    if has_code(90):
+        assert not plan(4096, 4096, 4096)["ptx"]
+
+
+@needs_90
+def test_raster_groups_stay_within_the_tiles_and_the_l2_cache():
+    found = plan(8192, 8192, 8192)
+    assert 1 < found["raster_group"] <= 16
+    assert plan(128, 8192, 8192)["raster_group"] == 1
+    assert plan(8192, 8192, 8192, where=device(l2_bytes=1 << 20))["raster_group"] == 1
