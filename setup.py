@@ -24,6 +24,19 @@ sys.path.insert(0, str(ROOT))
 from buildtools import images, toolkit  # noqa: E402
 
 
+def numpy_include():
+    """NumPy is in the `requires` of pyproject.toml, which --no-build-isolation does not enforce."""
+    try:
+        import numpy
+    except ImportError:
+        found = "none"
+    else:
+        found = numpy.__version__
+        if int(found.split(".")[0]) >= 2:
+            return numpy.get_include()
+    raise toolkit.BuildError(f"tcgemm: expected NumPy 2 or newer for its headers, found {found}: pip install -U numpy")
+
+
 class BuildWithKernels(build_ext):
     """Kernels first; then the extension that embeds them. images.REPORT goes where the extension goes."""
 
@@ -37,7 +50,7 @@ class BuildWithKernels(build_ext):
         cuda = toolkit.find()
         report = images.build(ROOT / "kernels", out, cache, cuda)
         ext.include_dirs.append(str(out))
-        ext.extra_compile_args += [f"-isystem{path}" for path in cuda.include]
+        ext.extra_compile_args += [f"-isystem{path}" for path in (*cuda.include, numpy_include())]
         ext.define_macros.append(("TCG_IMAGE_DIR", f'"{out}"'))
         super().build_extension(ext)
         Path(self.get_ext_fullpath(ext.name)).with_name(images.REPORT).write_text(json.dumps(report, indent=1))

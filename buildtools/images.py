@@ -72,7 +72,11 @@ def build(kernels: Path, out: Path, cache: Path, toolkit: Toolkit) -> dict:
     units = [Unit(image, target, kernels, cache, toolkit) for image in images for target in selected[image.name]]
     keys = {unit: unit.key() for unit in units}
     with open(cache / ".lock", "w") as lock, ThreadPoolExecutor(_jobs()) as pool:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"tcgemm: waiting for another build that uses {cache}", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         # As far as the last build tells, so that no core idles at the end.
         slowest_first = sorted(units, key=Unit.expected_seconds, reverse=True)
         futures = {unit: pool.submit(unit.compile, keys[unit]) for unit in slowest_first}

@@ -60,11 +60,15 @@ typedef struct tcg_gemm_args {
     tcg_batch_dim batch[TCG_MAX_BATCH_DIMS];
 } tcg_gemm_args;
 
-/* TMA stores of C need 16-bit elements, lines of a multiple of 16 bytes and a 16-byte aligned start for each. */
+/* How C leaves a TMA family. By way of shared memory: 16-bit elements and a unit stride, along the rows (c_col == 1) or
+ * along the columns (c_row == 1: what swapped plans use). By TMA: also lines of a multiple of 16 bytes, each of them
+ * starting at one. */
 enum tcg_c_tma {
-    TCG_C_DIRECT,      /* guarded stores from registers: any strides, any type */
-    TCG_C_TMA_ROWS,    /* c_col == 1 */
-    TCG_C_TMA_COLUMNS, /* c_row == 1: the transpose is stored, what swapped plans use */
+    TCG_C_DIRECT, /* guarded stores from registers: any strides, any type */
+    TCG_C_TMA_ROWS,
+    TCG_C_TMA_COLUMNS,
+    TCG_C_STAGED_ROWS, /* shared memory, then element stores along the lines */
+    TCG_C_STAGED_COLUMNS,
 };
 
 /* A CUtensorMap, opaque here so that kernels and plans need no cuda.h. The driver wants 128-byte alignment. */
@@ -83,6 +87,7 @@ typedef struct tcg_tensor_map {
 typedef struct tcg_tma_args {
     tcg_tensor_map a, b, c;
     tcg_gemm_args gemm;
+    int32_t stage_bytes; /* that a stage's boxes bring in */
 } tcg_tma_args;
 
 /* tcg_copy: dst[batch][row][col] (packed, col contiguous, dst_row elements a row) = src[batch][row][col].
@@ -129,15 +134,15 @@ typedef struct tcg_reduce_args {
 #define TCG_WGMMA_THREADS(wgs) (((wgs) + 1) * 128)
 #define TCG_WGMMA_C_BOX_BYTES (64 * 128)
 #define TCG_WGMMA_B_ROWS(bn, b_k_major) ((b_k_major) ? (bn) : ((bn) + 63) / 64 * 64)
-#define TCG_WGMMA_STAGE_BYTES(a_rows, bn, bk, b_k_major) (((a_rows) + TCG_WGMMA_B_ROWS(bn, b_k_major)) * (bk) * 2)
+#define TCG_WGMMA_STAGE_BYTES(bm, bn, bk, b_k_major) (((bm) + TCG_WGMMA_B_ROWS(bn, b_k_major)) * (bk) * 2)
 #define TCG_WGMMA_SUMS(bm, bn, wgs, ck) ((bm) * (bn) > (ck) * (wgs) * 512 ? (bm) * (bn) : (ck) * (wgs) * 512)
 #define TCG_WGMMA_C_BYTES(bm, bn, wgs, ck, c_boxes) \
     ((ck) > 1 ? TCG_WGMMA_SUMS(bm, bn, wgs, ck) * 4 : (wgs) * (c_boxes) * TCG_WGMMA_C_BOX_BYTES)
-#define TCG_WGMMA_SMEM(bm, bn, bk, stages, wgs, ck, a_rows, c_boxes, b_k_major)   \
-    (1024 + (stages) * TCG_WGMMA_STAGE_BYTES(a_rows, bn, bk, b_k_major) +         \
-     TCG_WGMMA_C_BYTES(bm, bn, wgs, ck, c_boxes) + ((stages) * 2 + 2) * 8)
-#define TCG_WGMMA_NAME(in, order, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK, A_ROWS)              \
-    tcg_wgmma_sm90_##in##_##order##_##BM##x##BN##x##BK##_s##STAGES##_w##WGS##_##SCHEDULE##_c##CM##x##CN##x##CK##_a##A_ROWS
+#define TCG_WGMMA_SMEM(bm, bn, bk, stages, wgs, ck, c_boxes, b_k_major)                                             \
+    (1024 + (stages) * TCG_WGMMA_STAGE_BYTES(bm, bn, bk, b_k_major) + TCG_WGMMA_C_BYTES(bm, bn, wgs, ck, c_boxes) + \
+     ((stages) * 2 + 2) * 8)
+#define TCG_WGMMA_NAME(in, order, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK) \
+    tcg_wgmma_sm90_##in##_##order##_##BM##x##BN##x##BK##_s##STAGES##_w##WGS##_##SCHEDULE##_c##CM##x##CN##x##CK
 
 #define TCG_SIMT_THREADS 256
 #define TCG_SIMT_SMEM 0 /* static */

@@ -40,69 +40,80 @@ template <int THREADS, int DEPTH> struct walk {
 
 /* ---- tcg_copy ----------------------------------------------------------------------------------------------- */
 
-/* 16 bytes of a row from its element `col` on, zeros past its end, whatever the row's alignment. Inside the row
- * they are cut out of the two aligned 16-byte words that hold them. */
-template <class T> static __device__ __forceinline__ uint4 load_16_bytes(const T *row, int64_t col, int64_t cols) {
-    constexpr int ELEMS = 16 / static_cast<int>(sizeof(T));
-    const T *src = row + col;
-    const int shift = static_cast<int>(reinterpret_cast<uint64_t>(src) % 16);
-    const uint4 *word = reinterpret_cast<const uint4 *>(reinterpret_cast<uint64_t>(src) - shift);
-    const int64_t before = shift / static_cast<int>(sizeof(T)); /* elements of the first word that are not wanted */
-    const int64_t needed = shift == 0 ? ELEMS : 2 * ELEMS - before;
-    if (before <= col && col + needed <= cols) {
-        const uint4 low = word[0];
-        const uint4 high = shift == 0 ? low : word[1];
-        const uint32_t w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        uint32_t by_8[6], by_4[5];
+/* 16 bytes that start `shift` bytes into `low`, the rest of them from `high`. */
+static __device__ __forceinline__ uint4 shifted(uint4 low, uint4 high, int shift) {
+    const uint32_t w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    uint32_t by_8[6], by_4[5];
 #pragma unroll
-        for (int i = 0; i < 6; i++) {
-            by_8[i] = shift & 8 ? w[i + 2] : w[i];
-        }
-#pragma unroll
-        for (int i = 0; i < 5; i++) {
-            by_4[i] = shift & 4 ? by_8[i + 1] : by_8[i];
-        }
-        const uint32_t bits = shift % 4 * 8;
-        return make_uint4(__funnelshift_r(by_4[0], by_4[1], bits), __funnelshift_r(by_4[1], by_4[2], bits),
-                          __funnelshift_r(by_4[2], by_4[3], bits), __funnelshift_r(by_4[3], by_4[4], bits));
+    for (int i = 0; i < 6; i++) {
+        by_8[i] = shift & 8 ? w[i + 2] : w[i];
     }
+#pragma unroll
+    for (int i = 0; i < 5; i++) {
+        by_4[i] = shift & 4 ? by_8[i + 1] : by_8[i];
+    }
+    const uint32_t bits = shift % 4 * 8;
+    return make_uint4(__funnelshift_r(by_4[0], by_4[1], bits), __funnelshift_r(by_4[1], by_4[2], bits),
+                      __funnelshift_r(by_4[2], by_4[3], bits), __funnelshift_r(by_4[3], by_4[4], bits));
+}
+
+/* 16 bytes of a row from its element `col` on, zeros past its end. */
+template <class T> static __device__ __forceinline__ uint4 load_edge(const T *row, int64_t col, int64_t cols) {
+    constexpr int ELEMS = 16 / static_cast<int>(sizeof(T));
     uint32_t w[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int e = 0; e < ELEMS; e++) {
-        const uint32_t value = col + e < cols ? src[e] : 0;
+        const uint32_t value = col + e < cols ? row[col + e] : 0;
         w[e * static_cast<int>(sizeof(T)) / 4] |= value << e * static_cast<int>(sizeof(T)) % 4 * 8;
     }
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-/* Contiguous source rows to 16-byte aligned rows. */
+/* Contiguous source rows to 16-byte aligned rows, whatever the source's alignment: inside a row 16 bytes are cut out of
+ * the two aligned words that hold them. A thread's loads are all issued before the first is used. */
 template <class T> static __device__ __forceinline__ void copy_rows(const tcg_copy_args &args) {
     constexpr int ELEMS = 16 / static_cast<int>(sizeof(T));
     constexpr int DEPTH = 4;
-    const walk<TCG_COPY_THREADS, DEPTH> space(args.dst_row / ELEMS, args.rows, args.batches);
-    for (int64_t tile = blockIdx.x; tile < space.tiles; tile += gridDim.x) {
-        const auto here = space.at(tile);
-        const batch_offsets offset = batch_offsets_of(args.batch, args.batch_ndim, here.batch);
-        const int64_t col = here.fast * ELEMS;
-        if (col >= args.dst_row) {
-            continue;
-        }
-        const T *src = static_cast<const T *>(args.src) + offset.a;
-        T *dst = static_cast<T *>(args.dst) + offset.c + col;
-        uint4 values[DEPTH];
+    const int64_t pieces = args.dst_row / ELEMS; /* 16-byte pieces of a written row */
+    const int64_t all = pieces * args.rows * args.batches;
+    const int64_t step = static_cast<int64_t>(gridDim.x) * TCG_COPY_THREADS;
+    for (int64_t first = static_cast<int64_t>(blockIdx.x) * TCG_COPY_THREADS + threadIdx.x; first < all;
+         first += step * DEPTH) {
+        const T *row[DEPTH];
+        T *to[DEPTH];
+        int64_t col[DEPTH];
+        int shift[DEPTH];
+        bool inside[DEPTH];
+        uint4 low[DEPTH], high[DEPTH];
 #pragma unroll
         for (int i = 0; i < DEPTH; i++) {
-            const int64_t row = here.slow + i * here.step;
-            if (row < args.rows) {
-                values[i] = load_16_bytes(src + row * args.src_row, col, args.cols);
+            const int64_t piece = smaller(first + i * step, all - 1); /* past the end: the last one once more */
+            const int64_t line = divide(piece, pieces);
+            const int64_t entry = divide(line, args.rows);
+            const batch_offsets offset = batch_offsets_of(args.batch, args.batch_ndim, entry);
+            col[i] = (piece - line * pieces) * ELEMS;
+            row[i] = static_cast<const T *>(args.src) + offset.a + (line - entry * args.rows) * args.src_row;
+            to[i] = static_cast<T *>(args.dst) + offset.c + (line - entry * args.rows) * args.dst_row + col[i];
+            shift[i] = static_cast<int>(reinterpret_cast<uint64_t>(row[i] + col[i]) % 16);
+            const int before = shift[i] / static_cast<int>(sizeof(T)); /* elements of the first word not wanted */
+            inside[i] = before <= col[i] && col[i] + (shift[i] == 0 ? ELEMS : 2 * ELEMS - before) <= args.cols;
+            const uint4 *word =
+                reinterpret_cast<const uint4 *>(reinterpret_cast<uint64_t>(row[i] + col[i]) - shift[i]);
+            low[i] = high[i] = make_uint4(0, 0, 0, 0);
+            if (inside[i]) {
+                low[i] = word[0];
+            }
+            if (inside[i] && shift[i] != 0) {
+                high[i] = word[1];
             }
         }
 #pragma unroll
         for (int i = 0; i < DEPTH; i++) {
-            const int64_t row = here.slow + i * here.step;
-            if (row < args.rows) {
-                *reinterpret_cast<uint4 *>(dst + row * args.dst_row) = values[i];
+            uint4 value = shifted(low[i], high[i], shift[i]);
+            if (!inside[i]) {
+                value = load_edge(row[i], col[i], args.cols);
             }
+            *reinterpret_cast<uint4 *>(to[i]) = value;
         }
     }
 }
@@ -251,7 +262,7 @@ static __device__ __forceinline__ void reduce(const tcg_reduce_args &args, bool 
         const batch_offsets offset = batch_offsets_of(args.batch, args.batch_ndim, here.batch);
         const float *partial = args.partials + (here.batch * args.m + row) * args.n + piece * ELEMS;
         float sums[ELEMS];
-#pragma unroll 4
+#pragma unroll 8
         for (int split = 0; split < args.splits; split++) {
             float values[ELEMS];
             if (ELEMS == 4) {

@@ -8,9 +8,6 @@
 // hides under the other's main loop. In a cluster of CM x CN blocks, the CM blocks of a column share B and the CN
 // blocks of a row share A: each loads its part and multicasts it. In a cluster of CK blocks, each multiplies its part
 // of one tile's K; they exchange fp32 sums through distributed shared memory and each stores its share of the tile.
-//
-// Small M: A_ROWS < BLOCK_M rows of A are loaded, and wgmma reads whatever follows them as its other rows. A row of the
-// result depends on its own row of A alone, and the rows past A_ROWS are never stored.
 #include <type_traits>
 
 #include "abi.h"
@@ -21,6 +18,9 @@
 #include "ptx/wgmma.cuh"
 #include "schedule.cuh"
 #include "types.cuh"
+
+/* Not every row uses every constant of its class. */
+#pragma nv_diag_suppress 177
 
 namespace {
 
@@ -53,7 +53,7 @@ template <int STAGES> struct Ring {
 };
 
 template <class In, int ORDER, int BLOCK_M, int BLOCK_N, int BLOCK_K, int STAGES, int WGS, Schedule SCHEDULE, int CM,
-          int CN, int CK, int A_ROWS, int C_BOXES>
+          int CN, int CK, int C_BOXES>
 struct Wgmma {
     static constexpr bool A_K_MAJOR = ORDER == TCG_nn || ORDER == TCG_nt;
     static constexpr bool B_K_MAJOR = ORDER == TCG_nt || ORDER == TCG_tt;
@@ -63,8 +63,8 @@ struct Wgmma {
     static constexpr int FRAGMENTS = WG_M / 64;
     static constexpr int ACCUMULATORS = BLOCK_N / 2;                           // of a fragment, a thread
     static constexpr int B_ROWS = TCG_WGMMA_B_ROWS(BLOCK_N, B_K_MAJOR);        // as held in shared memory
-    static constexpr int A_BYTES = A_ROWS * BLOCK_K * 2;
-    static constexpr int STAGE_BYTES = TCG_WGMMA_STAGE_BYTES(A_ROWS, BLOCK_N, BLOCK_K, B_K_MAJOR);
+    static constexpr int A_BYTES = BLOCK_M * BLOCK_K * 2;
+    static constexpr int STAGE_BYTES = TCG_WGMMA_STAGE_BYTES(BLOCK_M, BLOCK_N, BLOCK_K, B_K_MAJOR);
     static constexpr int C_COLUMNS = BLOCK_N < 64 ? BLOCK_N : 64;              // of a C box
     // Split K: accumulators a block stores, at least two rows' pairs; blocks from OWNERS on store nothing.
     static constexpr int SHARE = FRAGMENTS * ACCUMULATORS / CK < 4 ? 4 : FRAGMENTS * ACCUMULATORS / CK;
@@ -77,9 +77,6 @@ struct Wgmma {
     static_assert(WGS == 1 || FRAGMENTS * ACCUMULATORS <= 128, "accumulators must leave registers for the rest");
     static_assert(SCHEDULE == coop || WGS == 2, "pingpong is between two warpgroups");
     static_assert(A_K_MAJOR ? BLOCK_M % (8 * CN) == 0 : BLOCK_M % (BOX * CN) == 0, "A's slices");
-    static_assert(A_ROWS == BLOCK_M || (BLOCK_M == 64 && A_K_MAJOR && CM * CN == 1 && A_ROWS % 8 == 0 &&
-                                        (BLOCK_K / BOX - 1) * A_ROWS * BOX_ROW_BYTES + 64 * BOX_ROW_BYTES <= STAGE_BYTES),
-                  "what wgmma reads past A's rows must lie in the stage");
     static_assert(FRAGMENTS * BLOCK_N / C_COLUMNS % C_BOXES == 0, "C's boxes go in batches");
     static_assert(B_K_MAJOR ? BLOCK_N % (8 * CM) == 0 : B_ROWS % (BOX * CM) == 0, "B's slices");
     static_assert(CK == 1 || (CM * CN == 1 && SCHEDULE == coop && SHARE % 4 == 0), "split K has its own clusters");
@@ -110,6 +107,8 @@ struct Wgmma {
     }
 
     // One k-block of an operand of ROWS rows along M or N: this block's slice of it, to every block that shares it.
+    // Boxes may be shorter than the tile where the whole operand is (the host's choice): the rows of the tile that are
+    // then left as they were give rows or columns of the result that are never stored.
     // K-major tiles are BLOCK_K/64 boxes of ROWS x 64 k, MN-major ones ROWS/64 boxes of BLOCK_K k x 64 rows.
     template <bool K_MAJOR, int ROWS, int SHARERS>
     static __device__ void load(uint32_t dst, const tcg_tensor_map *map, int32_t row, int32_t k, int32_t batch, int slice,
@@ -149,8 +148,8 @@ struct Wgmma {
                 const uint32_t barrier = full + ring.stage * 8, stage = stages + ring.stage * STAGE_BYTES;
                 const int32_t k = w.k + block * BLOCK_K;
                 mbarrier_wait(empty + ring.stage * 8, ring.phase ^ 1);
-                mbarrier_arrive_expect_tx(barrier, STAGE_BYTES);
-                load<A_K_MAJOR, A_ROWS, CN>(stage, &args.a, w.row, k, w.batch * a_batched, in_n, barrier, a_mask);
+                mbarrier_arrive_expect_tx(barrier, args.stage_bytes);
+                load<A_K_MAJOR, BLOCK_M, CN>(stage, &args.a, w.row, k, w.batch * a_batched, in_n, barrier, a_mask);
                 load<B_K_MAJOR, B_ROWS, CM>(stage + A_BYTES, &args.b, w.column, k, w.batch * b_batched, in_m, barrier,
                                             b_mask);
             }
@@ -175,7 +174,7 @@ struct Wgmma {
 #pragma unroll
             for (int f = 0; f < FRAGMENTS; ++f)
                 wgmma<BLOCK_N, BF16, !A_K_MAJOR, !B_K_MAJOR>::mma_async(
-                    d[f], descriptor<A_K_MAJOR, A_ROWS>(a_tile, wg_row + f * 64, step),
+                    d[f], descriptor<A_K_MAJOR, BLOCK_M>(a_tile, wg_row + f * 64, step),
                     descriptor<B_K_MAJOR, B_ROWS>(b_tile, 0, step), step > 0 ? 1 : accumulate);
         wgmma_commit_group();
     }
@@ -248,11 +247,11 @@ struct Wgmma {
         if (lane < CK) mbarrier_arrive_release_cluster(sums_empty, lane);
     }
 
-    // C by TMA, in batches of C_BOXES boxes of 64 rows x C_COLUMNS columns.
+    // C by way of shared memory, in batches of C_BOXES boxes of 64 rows x C_COLUMNS columns, as they are or transposed.
     //   wait until the stores before have read the boxes -> barrier -> stmatrix -> proxy fence -> barrier -> store
     template <bool TRANSPOSED>
-    static __device__ void store_tma(const tcg_tma_args &args, const float (&d)[FRAGMENTS][ACCUMULATORS], uint32_t boxes,
-                                     const Work &w, int wg_row, int wg, int thread) {
+    static __device__ void store_boxes(const tcg_tma_args &args, const float (&d)[FRAGMENTS][ACCUMULATORS], uint32_t boxes,
+                                       const Work &w, int wg_row, int wg, int thread, bool by_tma) {
         constexpr int IN_A_ROW = BLOCK_N / C_COLUMNS;
         const int lane = thread % 32, warp = thread / 32;
 #pragma unroll
@@ -280,16 +279,33 @@ struct Wgmma {
             }
             fence_proxy_async();
             bar_sync(BAR_STORE + wg, 128);
-            if (thread == 0) {
+            for (int i = 0; i < C_BOXES; ++i) {
+                const uint32_t box = boxes + i * TCG_WGMMA_C_BOX_BYTES;
+                const int32_t x = w.column + (batch + i) % IN_A_ROW * C_COLUMNS;
+                const int32_t y = w.row + wg_row + (batch + i) / IN_A_ROW * 64;
+                if (!by_tma)
+                    store_lines<TRANSPOSED>(args.gemm, box, x, y, w.c_offset, lane, warp);
+                else if (thread == 0 && y < args.gemm.m && x < args.gemm.n)
+                    cp_async_bulk_tensor_3d_store(&args.c, box, TRANSPOSED ? y : x, TRANSPOSED ? x : y, w.batch);
+            }
+            if (by_tma && thread == 0) cp_async_bulk_commit_group();
+        }
+    }
+
+    // The lines of a box to C, element by element: neighbouring lanes store neighbours, whatever C's alignment.
+    template <bool TRANSPOSED>
+    static __device__ void store_lines(const tcg_gemm_args &g, uint32_t box, int32_t column, int32_t row, int64_t c_offset,
+                                       int lane, int warp) {
+        constexpr int LINES = TRANSPOSED ? C_COLUMNS : 64, LENGTH = TRANSPOSED ? 64 : C_COLUMNS;
+        const int64_t lines = (TRANSPOSED ? g.n - column : g.m - row), length = (TRANSPOSED ? g.m - row : g.n - column);
+        const int64_t step = TRANSPOSED ? g.c_col : g.c_row;
+        uint16_t *const c = static_cast<uint16_t *>(g.c) + c_offset + row * g.c_row + column * g.c_col;
+#pragma unroll 4
+        for (int line = warp; line < LINES; line += 4) {
 #pragma unroll
-                for (int i = 0; i < C_BOXES; ++i) {
-                    const int f = (batch + i) / IN_A_ROW, column = (batch + i) % IN_A_ROW * C_COLUMNS;
-                    const int32_t x = w.column + column, y = w.row + wg_row + f * 64;
-                    if (y < args.gemm.m && x < args.gemm.n)
-                        cp_async_bulk_tensor_3d_store(&args.c, boxes + i * TCG_WGMMA_C_BOX_BYTES, TRANSPOSED ? y : x,
-                                                      TRANSPOSED ? x : y, w.batch);
-                }
-                cp_async_bulk_commit_group();
+            for (int element = lane; element < LENGTH; element += 32) {
+                const uint32_t at = box + line * 128 + ((element / 8 ^ (line & 7)) << 4) + element % 8 * 2;
+                if (line < lines && element < length) c[line * step + element] = ld_shared_u16(at);
             }
         }
     }
@@ -365,10 +381,10 @@ struct Wgmma {
 #pragma unroll
                 for (int owner = 0; owner < OWNERS; ++owner)
                     if (owner == rank) store_direct(g, d, w, wg_row, thread, owner * SHARE, (owner + 1) * SHARE);
-            } else if (C_COLUMNS == 64 && g.c_tma == TCG_C_TMA_ROWS) {
-                store_tma<false>(args, d, boxes, w, wg_row, wg, thread);
-            } else if (g.c_tma == TCG_C_TMA_COLUMNS) {
-                store_tma<true>(args, d, boxes, w, wg_row, wg, thread);
+            } else if (C_COLUMNS == 64 && (g.c_tma == TCG_C_TMA_ROWS || g.c_tma == TCG_C_STAGED_ROWS)) {
+                store_boxes<false>(args, d, boxes, w, wg_row, wg, thread, g.c_tma == TCG_C_TMA_ROWS);
+            } else if (g.c_tma == TCG_C_TMA_COLUMNS || g.c_tma == TCG_C_STAGED_COLUMNS) {
+                store_boxes<true>(args, d, boxes, w, wg_row, wg, thread, g.c_tma == TCG_C_TMA_COLUMNS);
             } else {
                 store_direct(g, d, w, wg_row, thread, 0, FRAGMENTS * ACCUMULATORS);
             }
@@ -423,10 +439,10 @@ struct Wgmma {
 
 }  // namespace
 
-#define TCG_WGMMA_ROW(in, order, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK, A_ROWS, C_BOXES)                          \
+#define TCG_WGMMA_ROW(in, order, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK, C_BOXES)                          \
     extern "C" __global__ void __launch_bounds__(TCG_WGMMA_THREADS(WGS), 1) TCG_WGMMA_NAME(                              \
-        in, order, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK, A_ROWS)(const __grid_constant__ tcg_tma_args args) {   \
-        Wgmma<in, TCG_##order, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK, A_ROWS, C_BOXES>::run(args);               \
+        in, order, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK)(const __grid_constant__ tcg_tma_args args) {   \
+        Wgmma<in, TCG_##order, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK, C_BOXES>::run(args);               \
     }
 #ifdef TCG_IN_bf16
 #define TCG_WGMMA_bf16 TCG_WGMMA_ROW

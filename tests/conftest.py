@@ -113,6 +113,7 @@ def run_fake(run_python, fake_library):
     def run(source, **keywords):
         prelude = """
             import ctypes, gc, sys
+            import pytest
             import numpy as np
             import fakedriver as fake, producers as prod, reference as ref
             import tcgemm

@@ -236,7 +236,7 @@ def cai(pointer, dtype, shape, strides=None, /, *, keep=None, **entries):
 
 # Entries of an interface of shape (20, 20) that must be refused, and how.
 BAD_INTERFACES = [
-    ({"mask": object()}, TypeError),
+    ({"mask": (1, 2)}, TypeError),
     ({"typestr": ">f2"}, TypeError),
     ({"typestr": "<f8"}, TypeError),
     ({"typestr": "<i2"}, TypeError),

@@ -420,10 +420,10 @@ def errors(result, exact, scale):
     return float(difference.max()), float((difference * difference).mean() ** 0.5)
 
 
-def check_no_worse(result, other, exact, scale, factor=2.0):
-    """The result's error is at most `factor` times that of `other` (torch's), by either measure."""
+def check_no_worse(result, other, exact, scale, factor=2.0, floor=0.0):
+    """The result's error is at most `factor` times that of `other` (torch's), by either measure, or at most `floor`."""
     for name, ours, theirs in zip(("largest", "rms"), errors(result, exact, scale), errors(other, exact, scale)):
-        assert ours <= factor * theirs, f"{name} error {ours:.3e}, torch's {theirs:.3e}: more than {factor} times"
+        assert ours <= max(factor * theirs, floor), f"{name} error {ours:.3e}, torch's {theirs:.3e}: more than {factor} times"
 
 
 # ---- torch, on a device ----------------------------------------------------------------------------------------------

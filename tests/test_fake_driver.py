@@ -161,6 +161,10 @@ def test_every_forced_kernel(run_fake):
                     a, b = (fake.operand(rng, row["in_dtype"], ref.layout(x, s, rng)) for x, s in zip(names, (shape[::2], shape[:0:-1])))
                     lib.fake_reset()
                     [x.declare() for x in (a, b)]
+                    if -(-shape[2] // k) < row["cluster"][2]:
+                        with pytest.raises(RuntimeError, match=row["name"] + ".*a K shorter"):
+                            tcgemm.matmul(a.capsule(), b.capsule(), kernel=row["name"])
+                        continue
                     result = tcgemm.matmul(a.capsule(), b.capsule(), kernel=row["name"])
                     assert row["name"] in [l.name for l in fake.launches()]
                     fake.check(result, a, b)
@@ -174,6 +178,7 @@ def test_every_forced_kernel(run_fake):
 def test_batch_invariance(run_fake):
     """Not only unsplit, but the same bits for every number of rows: computed, with operands that round."""
     run_fake("""
+        import re
         fake.reset()
         values = rng.standard_normal((80, 3000)), rng.standard_normal((3000, 24))
         b = fake.Operand("bfloat16", ref.packed((3000, 24)), values[1])
@@ -181,7 +186,7 @@ def test_batch_invariance(run_fake):
         for m in (1, 2, 7, 16, 17, 64, 80):
             a = fake.Operand("bfloat16", ref.packed((m, 3000)), values[0][:m])
             plan = tcgemm.explain(a.capsule(), b.capsule(), batch_invariant=True)
-            assert plan["splits"] == 1
+            assert plan["splits"] == 1 and not re.search(r"_c\\d+x\\d+x[^1]", plan["kernel"]), plan["kernel"]  # nor by a cluster
             bits, _ = fake.array_of(tcgemm.matmul(a.capsule(), b.capsule(), batch_invariant=True, out_dtype="float32"))
             for i, row in enumerate(bits):
                 assert (rows.setdefault(i, row) == row).all()
@@ -205,7 +210,7 @@ def test_launch_arguments(run_fake):
         kind = prod.exchange_type(stream=0x700)
         a_, b_, out_ = (x.exchanged(kind) for x in (a, b, out))
         [x.declare() for x in (a, b)]
-        tcgemm.matmul(a_, b_, out=out_)
+        tcgemm.matmul(a_, b_, out=out_, kernel="mma")
         (launch,) = fake.launches()
         row = next(r for r in tcgemm.kernels() if r["name"] == launch.name)
         args = Gemm.from_buffer_copy(launch.parameters)
@@ -219,7 +224,7 @@ def test_launch_arguments(run_fake):
         assert 1 <= launch.grid[0] <= args.tiles and list(launch.grid[1:]) == [1, 1]
         assert launch.block[0] == row["threads"] and launch.smem_bytes == row["smem_bytes"]
         assert launch.stream == 0x700 and launch.device == 0 and launch.primary == 1
-        plan = tcgemm.explain(a_, b_, out=out_)
+        plan = tcgemm.explain(a_, b_, out=out_, kernel="mma")
         assert plan["kernel"] == launch.name and plan["grid"] == launch.grid[0]
     """)
 
@@ -393,15 +398,17 @@ def test_what_a_warm_call_asks_of_the_driver(run_fake):
         a, b = fake.pair(rng, "float16", 128, 128, 64)
         lib.fake_push(lib.fake_primary(0))
         operands = [x.exchanged(kind) for x in (a, b, out)]
-        for warm in range(3):
+        def call(kernel):
             fake.reset(execute=False)
-            [x.declare() for x in (a, b, out)]
-            tcgemm.matmul(operands[0], operands[1], out=operands[2])
-        assert fake.symbols() == ["cuCtxGetCurrent", "cuLaunchKernelEx"], fake.symbols()
+            tcgemm.matmul(operands[0], operands[1], out=operands[2], kernel=kernel)
+            # Descriptors are encoded by the driver's library, on the host alone.
+            return [symbol for symbol in fake.symbols() if symbol != "cuTensorMapEncodeTiled"]
+        for kernel in ("mma", None):
+            call(kernel)
+            assert call(kernel) == ["cuCtxGetCurrent", "cuLaunchKernelEx"], fake.symbols()
         lib.fake_pop()
-        fake.reset(execute=False)
-        tcgemm.matmul(operands[0], operands[1], out=operands[2])
-        assert fake.symbols() == ["cuCtxGetCurrent", "cuCtxPushCurrent", "cuLaunchKernelEx", "cuCtxPopCurrent"], fake.symbols()
+        for kernel in ("mma", None):
+            assert call(kernel) == ["cuCtxGetCurrent", "cuCtxPushCurrent", "cuLaunchKernelEx", "cuCtxPopCurrent"], fake.symbols()
     """)
 
 
@@ -475,17 +482,19 @@ def test_capabilities(run_fake):
 # ---- errors ------------------------------------------------------------------------------------------------------------
 
 
-def test_every_driver_call_fails_in_turn(run_fake):
+@pytest.mark.parametrize("kernel", ["mma", None])
+def test_every_driver_call_fails_in_turn(run_fake, kernel):
     """Each call of a first call and of a warm one is made to fail: an exception with the driver's name and text, or
     none where the call may fail unseen; nothing leaked, nothing left pushed, the next call right."""
     run_fake(
         """
+        kernel = sys.argv[1] if len(sys.argv) > 1 else None
         a, b = fake.pair(rng, "float16", 4, 8, 2048)
         odd = fake.operand(rng, "float16", ref.layout("stepped", (4, 2048), rng))
         assert not fake.calls()
         def product():
             left = odd.interface(stream=0x600)
-            return tcgemm.matmul(left, b.object(), stream=0x800)
+            return tcgemm.matmul(left, b.object(), stream=0x800, kernel=kernel)
         # May fail without a word: asking whether something is over, giving memory back, restoring; and all that follows
         # the last launch, where the result is on its way.
         quiet = {"cuEventQuery", "cuMemFreeAsync", "cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode", "cuEventDestroy", "cuGetErrorName", "cuGetErrorString"}
@@ -499,12 +508,13 @@ def test_every_driver_call_fails_in_turn(run_fake):
                 result = product()
                 lines = fake.symbols()
                 kinds = {l.name.split("_")[1] for l in fake.launches()}
-                assert "copy" in kinds and "reduce" in kinds, kinds
+                assert "copy" in kinds and ("reduce" in kinds or not kernel), kinds
                 open("calls", "w").write(" ".join(lines))
             fake.in_child(work)
             return open("calls").read().split()
         def attempt(symbol, nth, warm, launched):
             if warm:
+                lib.fake_set_execute(1)
                 fake.check(product(), odd, b)
                 gc.collect()
                 product()
@@ -561,6 +571,7 @@ def test_every_driver_call_fails_in_turn(run_fake):
                     raise SystemExit(f"warm={warm} {symbol} number {turn[symbol]}: {error}")
     """,
         timeout=300,
+        args=[kernel] if kernel else [],
     )
 
 
@@ -724,7 +735,6 @@ def test_capture(run_fake, warm):
         frees = [line for line in fake.calls("cuMemFreeAsync") if "stream=0x700" not in line]
         assert not frees, frees  # memory of other streams stays until the capture is over
         lib.fake_set_capturing(0x700, 0)
-        lib.fake_destroy_graph()
         for _ in range(2):
             fake.check(tcgemm.matmul(a.capsule(), b.capsule()), a, b)
         gc.collect()
@@ -811,6 +821,7 @@ def test_exports_share_the_memory(run_fake):
 def test_soak(run_fake):
     """20,000 calls: nothing on the device, no event, no memory of the process, no reference more than before."""
     run_fake("""
+        import os
         from test_leaks import resident_bytes
         a, b = fake.pair(rng)
         kind = prod.exchange_type(stream=0x700)
@@ -836,7 +847,8 @@ def test_soak(run_fake):
         tcgemm.matmul(a.capsule(), b.capsule())
         assert lib.fake_live_blocks() <= 1 and lib.fake_live_events() <= events + 2
         assert [sys.getrefcount(x) for x in (a, b, kind, odd)] == counts
-        assert resident_bytes() - resident < 2**21, resident_bytes() - resident
+        if "libasan" not in os.environ.get("LD_PRELOAD", ""):  # whose quarantine looks like a leak
+            assert resident_bytes() - resident < 2**21, resident_bytes() - resident
         assert not prod.stray
     """)
 

@@ -20,26 +20,27 @@ def pair(device, dtype="float16", m=130, n=70, k=200):
 def test_tensors_on_one_while_the_other_is_current(current, device, dtype):
     """flashinfer#349. Plain, split and copied operands; with out= and a stream of that device."""
     with torch.cuda.device(current):
+        torch.zeros(1, device=f"cuda:{current}")
         for m, n, k in ((130, 70, 200), (16, 64, 65536), (512, 512, 512)):
             a, b = pair(f"cuda:{device}", dtype, m, n, k)
             odd = torch.zeros(m, k, 2, dtype=a.dtype, device=a.device)[..., 0].copy_(a)
-            before = current_context()
+            out = torch.full((m, n), float("nan"), dtype=a.dtype, device=a.device)
+            wrong = a.new_empty(k + 1, n)
             for left in (a, odd):
+                before = current_context()
                 result = tcgemm.matmul(left, b)
+                tcgemm.matmul(left, b, out=out)
+                with pytest.raises(ValueError):
+                    tcgemm.matmul(left, wrong)
+                assert torch.cuda.current_device() == current and current_context() == before
                 assert result.device.index == device
                 ref.torch_check(result, a, b)
-                out = torch.full_like(result, float("nan"))
-                tcgemm.matmul(left, b, out=out)
                 ref.torch_check(out, a, b)
                 side = torch.cuda.Stream(device)
                 side.wait_stream(torch.cuda.current_stream(device))
                 result = tcgemm.matmul(left, b, stream=side)
                 side.synchronize()
                 ref.torch_check(result, a, b)
-            assert torch.cuda.current_device() == current and current_context() == before
-            with pytest.raises(ValueError):
-                tcgemm.matmul(a, a.new_empty(k + 1, n))
-            assert torch.cuda.current_device() == current and current_context() == before
 
 
 @pytest.mark.parametrize("order", [(0, 1, 0), (1, 0, 1)])

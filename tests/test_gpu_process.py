@@ -187,7 +187,8 @@ def test_fork_after_a_call(run_python):
     """CUDA does not survive a fork: the child is told, at once, and the parent goes on."""
     run_python(
         """
-        import os, time, torch, tcgemm
+        import os, time, torch, tcgemm, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking a process with threads
         a = torch.ones(64, 64, dtype=torch.float16, device="cuda")
         out = tcgemm.matmul(a, a)
         torch.cuda.synchronize()
@@ -391,10 +392,13 @@ def test_capsules_that_lie_about_their_device():
     refused((ValueError, RuntimeError, BufferError), call=lambda: tcgemm.matmul(export.capsule(), a.t()))
     assert export.deleted == 1
     for ordinal in (-1, 2**31 - 1):
-        export = prod.Export(a.data_ptr(), "float16", (130, 200), device=(prod.CUDA, ordinal), keep=a)
-        refused(
-            (ValueError, RuntimeError, BufferError), call=lambda: tcgemm.matmul(export.capsule(), export.capsule())
-        )
+        exports = [
+            prod.Export(a.data_ptr(), "float16", (130, 200), device=(prod.CUDA, ordinal), keep=a) for _ in "ab"
+        ]
+        capsules = [x.capsule() for x in exports]
+        refused(ValueError, call=lambda: tcgemm.matmul(*capsules))
+        capsules.clear()
+        assert [x.deleted for x in exports] == [1, 1]
     host = np.ones((4, 4), np.float16)
     refused(
         (ValueError, RuntimeError),

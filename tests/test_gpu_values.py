@@ -126,11 +126,21 @@ def test_error_beside_torch(dtype, shape):
     try:
         a, b = randn((m, k), dtype, 1), randn((k, n), dtype, 2)
         exact, scale = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+        # Where torch's vector kernels sum many short runs, a float32 sum in order of K is less exact: a quarter of
+        # what K roundings of random sign come to.
+        floor = k**0.5 * 2**-26
         for right in (b, b.t().contiguous().t()):
-            ref.check_no_worse(tcgemm.matmul(a, right).double(), torch.matmul(a, right).double(), exact, scale)
+            ref.check_no_worse(
+                tcgemm.matmul(a, right).double(),
+                torch.matmul(a, right).double(),
+                exact,
+                scale,
+                floor=floor if dtype == "float32" else 0,
+            )
         if dtype != "float32" and torch.__version__ >= torch.torch_version.TorchVersion("2.8"):
             other = torch.mm(a, b, out_dtype=torch.float32).double()
-            ref.check_no_worse(tcgemm.matmul(a, b, out_dtype=torch.float32).double(), other, exact, scale)
+            result = tcgemm.matmul(a, b, out_dtype=torch.float32).double()
+            ref.check_no_worse(result, other, exact, scale, floor=floor)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = reduced

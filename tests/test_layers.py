@@ -14,7 +14,7 @@ import tcgemm
 from tcgemm import _core
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "src" / "tcgemm"
+PACKAGE = ROOT / "tcgemm"
 KERNELS, CUDA, PYTHON = ROOT / "kernels", ROOT / "csrc" / "cuda", ROOT / "csrc" / "python"
 DEVICE_FILES = sorted(path for path in KERNELS.rglob("*") if path.suffix in (".cu", ".cuh", ".h", ".def"))
 PYTHON_HEADERS = {"Python.h", "structmember.h"}

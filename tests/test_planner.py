@@ -1,5 +1,5 @@
-"""The planner through _core._plan, on devices that need not exist: every problem gets a plan that covers it, tiles fit
-the shared memory, splits and copies come where they pay, and a forced kernel runs or says why it cannot."""
+"""The planner through _core._plan, on devices that need not exist: every problem gets a plan that covers it, tiles
+fit the shared memory, splits and copies come where they pay, and a forced kernel runs or says why it cannot."""
 
 import re
 

@@ -5,10 +5,10 @@
 
 /* Elements a thread of tcg_copy and tcg_reduce is given before the grid grows, and blocks an SM where it stops: both
  * kernels stride over what remains. */
-enum { ELEMS_A_THREAD = 8, BLOCKS_AN_SM = 16 };
+enum { COPY_ELEMS_A_THREAD = 32, REDUCE_ELEMS_A_THREAD = 4, BLOCKS_AN_SM = 16 };
 
-static uint32_t strided_grid(const tcg_scope *scope, double elems, int threads) {
-    double blocks = elems / ((double)threads * ELEMS_A_THREAD) + 1,
+static uint32_t strided_grid(const tcg_scope *scope, double elems, int threads, int elems_a_thread) {
+    double blocks = elems / ((double)threads * elems_a_thread) + 1,
            most = (double)scope->props->sm_count * BLOCKS_AN_SM;
     return (uint32_t)(blocks < most ? blocks : most);
 }
@@ -32,12 +32,13 @@ static int launch_copy(const tcg_scope *scope, int ordinal, const tcg_plan *plan
             continue;
         args.batch[args.batch_ndim++] = (tcg_batch_dim){.size = dim->size, .a = copy->src_batch[d], .c = dst};
     }
-    tcg_launch launch = {.slot = TCG_SLOT_COPY,
-                         .image = TCG_IMAGE_util,
-                         .name = "tcg_copy",
-                         .grid = strided_grid(scope, (double)copy->bytes / args.elem_bytes, TCG_COPY_THREADS),
-                         .threads = TCG_COPY_THREADS,
-                         .args = &args};
+    tcg_launch launch = {
+        .slot = TCG_SLOT_COPY,
+        .image = TCG_IMAGE_util,
+        .name = "tcg_copy",
+        .grid = strided_grid(scope, (double)copy->bytes / args.elem_bytes, TCG_COPY_THREADS, COPY_ELEMS_A_THREAD),
+        .threads = TCG_COPY_THREADS,
+        .args = &args};
     return tcg_launch_kernel(scope, ordinal, &launch, stream, err);
 }
 
@@ -61,7 +62,7 @@ static int launch_reduce(const tcg_scope *scope, int ordinal, const tcg_plan *pl
     tcg_launch launch = {.slot = TCG_SLOT_REDUCE,
                          .image = TCG_IMAGE_util,
                          .name = "tcg_reduce",
-                         .grid = strided_grid(scope, (double)args.c_split, TCG_REDUCE_THREADS),
+                         .grid = strided_grid(scope, (double)args.c_split, TCG_REDUCE_THREADS, REDUCE_ELEMS_A_THREAD),
                          .threads = TCG_REDUCE_THREADS,
                          .args = &args};
     return tcg_launch_kernel(scope, ordinal, &launch, stream, err);

@@ -34,7 +34,7 @@ int tcg_fail(tcg_error *err, tcg_error_kind kind, int code, const char *format, 
 /* ---- kernels (registry.c) -------------------------------------------------------------------------------- */
 
 /* Families in the order of the ladder. X(name, least compute capability * 10) */
-#define TCG_FAMILIES(X) X(simt, 80) X(mma, 80)
+#define TCG_FAMILIES(X) X(simt, 80) X(mma, 80) X(wgmma, 90)
 
 typedef enum tcg_family {
 #define X(name, cc) TCG_FAMILY_##name,
@@ -51,10 +51,12 @@ typedef struct tcg_kernel {
     int ptx_image;    /* where its PTX is, or -1 */
     tcg_family family;
     int in_dtype;
-    int order;      /* TCG_nn .. TCG_tt, or -1: any strides */
+    int order; /* TCG_nn .. TCG_tt, or -1: any strides */
     int block_m, block_n, block_k, stages;
-    int warps_m, warps_n; /* 0 where it has no meaning */
-    int align_bytes;      /* what every line start of A and B must be a multiple of */
+    int warps_m, warps_n;                /* 0 where it has no meaning */
+    int cluster_m, cluster_n, cluster_k; /* blocks of a cluster along C's rows and columns, and along K; 1: none */
+    bool pingpong;                       /* wgmma: two warpgroups take tiles in turn, else they share each */
+    int align_bytes;                     /* what every line start of A and B must be a multiple of */
     int threads;
     int smem_bytes; /* dynamic */
 } tcg_kernel;
@@ -102,8 +104,8 @@ typedef struct tcg_problem {
 } tcg_problem;
 
 typedef struct tcg_options {
-    int family;        /* -1: the planner's choice */
-    int kernel;        /* registry index, -1: the planner's choice */
+    int family; /* -1: the planner's choice */
+    int kernel; /* registry index, -1: the planner's choice */
     bool batch_invariant;
 } tcg_options;
 
@@ -111,10 +113,10 @@ typedef struct tcg_options {
 
 typedef struct tcg_plan_copy {
     bool needed;
-    int64_t rows, cols;  /* as written: cols is the unit-stride axis */
-    bool transposed;     /* the written rows are the operand's columns */
-    int64_t row_elems;   /* leading dimension of the copy */
-    int64_t batches;     /* entries that are materialised: broadcast axes are not */
+    int64_t rows, cols;         /* as written: cols is the unit-stride axis */
+    bool transposed;            /* the written rows are the operand's columns */
+    int64_t row_elems;          /* leading dimension of the copy */
+    int64_t batches;            /* entries that are materialised: broadcast axes are not */
     size_t offset_bytes, bytes; /* in the workspace */
     const void *src;            /* what is copied, and its strides by written row, column and batch axis of args */
     int64_t src_row, src_col;
@@ -142,7 +144,7 @@ typedef struct tcg_plan {
     size_t partials_offset_bytes, partials_bytes;
     size_t workspace_bytes; /* 256-byte aligned base expected */
     tcg_plan_result result;
-    tcg_gemm_args args;     /* complete but for the workspace's addresses */
+    tcg_gemm_args args; /* complete but for the workspace's addresses */
 } tcg_plan;
 
 int tcg_plan_make(const tcg_problem *problem, const tcg_device_props *device, const tcg_options *options,

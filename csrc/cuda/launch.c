@@ -1,6 +1,8 @@
 /* Loads kernels from the embedded images at their first launch and launches them. */
 #include "launch.h"
 
+#include "tma.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -126,14 +128,12 @@ int tcg_launch_gemm(const tcg_scope *scope, int ordinal, const tcg_plan *plan, c
                          .threads = kernel->threads,
                          .smem_bytes = kernel->smem_bytes,
                          .args = args};
-    switch (kernel->family) {
-    /* A family that takes tcg_tma_args has its case here: it fills one on the stack (the type is 128-byte aligned) by
-     * cuTensorMapEncodeTiled, which is optional in driver.h and so checked for NULL, puts `args` in its .gemm, points
-     * launch.args at it and sets launch.cluster, and launches before its block ends. */
-    case TCG_FAMILY_simt:
-    case TCG_FAMILY_mma:
-    default:
-        break;
+    tcg_tma_args tma_args; /* on the stack: tensor maps are made anew for every launch, in a fifth of a microsecond */
+    launch.cluster = kernel->cluster_m * kernel->cluster_n * kernel->cluster_k;
+    if (kernel->family == TCG_FAMILY_wgmma) {
+        if (tcg_tma_encode(scope->driver, kernel, args, &tma_args, err))
+            return -1;
+        launch.args = &tma_args;
     }
     return tcg_launch_kernel(scope, ordinal, &launch, stream, err);
 }

@@ -14,23 +14,32 @@ static const tcg_chip chips[] = {
     {90, 2600, 256, 18, 32, 2048}, {100, 2600, 256, 28, 40, 2048}, {120, 1024, 256, 4.5, 16, 1536},
 };
 
-#define SMEM_BYTES 128.0      /* shared memory: bytes a clock an SM */
-#define MEMORY_LATENCY 800.0  /* clocks from a load's issue to its data */
-#define LAUNCH_CYCLES 3000.0  /* one more kernel in the stream */
-#define BLOCK_CYCLES 1500.0   /* a block's start, pipeline fill and end */
-#define COPY_SHARE 0.6        /* of memory bandwidth that tcg_copy reaches */
-#define COPY_ISSUE_CYCLES 4.0 /* a warp's load or copy instruction with its address and predicate */
-#define SPLIT_CYCLES 40.0     /* tcg_reduce: one more partial sum to add */
-#define CACHED 0.4            /* time to move a byte that stays in the L2 cache, against memory */
-#define SCATTER 4.0           /* element-wise stores against full lines */
+#define WGMMA_GAIN 1.45  /* rate of wgmma over mma.sync */
+#define TMA_TRAFFIC 0.57 /* time to load a byte by TMA, against cp.async */
+#define SLACK 0.05       /* of the blocks' own time, though memory takes longer: it never overlaps all */
+#define DIRECT 12.0      /* storing a tile from registers, in pieces of its rows, against by way of shared memory */
+#define TMA_CYCLES 800.0 /* a launch's tensor maps: made by the host, fetched by the first block */
+#define BOX_CYCLES 100.0 /* the least a TMA box takes, however short */
+#define EXCHANGE_CYCLES 2500.0 /* a cluster's start and its exchange of sums, where it splits K */
+#define SMEM_BYTES 128.0       /* shared memory: bytes a clock an SM */
+#define MEMORY_LATENCY 800.0   /* clocks from a load's issue to its data */
+#define LAUNCH_CYCLES 3000.0   /* one more kernel in the stream */
+#define BLOCK_CYCLES 1500.0    /* a block's start, pipeline fill and end */
+#define COPY_SHARE 0.5         /* of memory bandwidth that tcg_copy reaches */
+#define COPY_ISSUE_CYCLES 4.0  /* a warp's load or copy instruction with its address and predicate */
+#define SPLIT_CYCLES 40.0      /* tcg_reduce: one more partial sum to add */
+#define CACHED 0.4             /* time to move a byte that stays in the L2 cache, against memory */
+#define SCATTER 4.0            /* element-wise stores against full lines */
 
 #define REGISTERS 65536
 #define SPLITS_MAX 64
 #define SPLIT_ITERATIONS_MIN 4 /* k-blocks a split is worth starting for */
 #define PARTIALS_BYTES_MAX (64.0 * 1024 * 1024)
 #define SKINNY 64                   /* up to here the swapped product may fit the tiles better */
+#define SKINNY_TMA 256              /* the same where TMA stores C either way */
 #define AXIS_MAX ((int64_t)1 << 48) /* of an axis: larger cannot be memory, and keeps all sums below 2^63 */
 #define ALIGN_BYTES 256             /* of the workspace's parts */
+#define COPY_ROW_BYTES 128          /* a copy's rows are a multiple of: whole lines of the L2 cache */
 #define ROW_ALIGN_BYTES 16          /* of a copy's rows */
 
 static double max2(double x, double y) { return x > y ? x : y; }
@@ -62,16 +71,31 @@ static void model_mma(const tcg_kernel *kernel, const tcg_chip *chip, int *regis
     *cycles = max2(flops / chip->tensor_flops, (reads + writes) / SMEM_BYTES);
 }
 
+/* One warp reads nothing itself: wgmma takes both tiles from shared memory, A's once a warpgroup, B's once each. */
+static void model_wgmma(const tcg_kernel *kernel, const tcg_chip *chip, int *registers, double *cycles) {
+    int warpgroups = kernel->threads / 128 - 1, fragments = kernel->block_m / 64;
+    double flops = 2.0 * kernel->block_m * kernel->block_n * kernel->block_k;
+    *registers = warpgroups > 1 ? 168 : fragments * kernel->block_n / 2 + 56;
+    *cycles = flops / (chip->tensor_flops * WGMMA_GAIN);
+}
+
 /* What the planner has to know of a family. model: registers a thread and cycles of one block's BLOCK_K.
- * splits: the kernel takes splits > 1. persistent: the grid is what the device holds at once. */
+ * splits: the kernel takes splits > 1. persistent: the grid is what the device holds at once. tma: operands and C go by
+ * tensor map, which bounds their strides and lengths, and loading and arithmetic overlap whatever the warps. */
 static const struct family {
     void (*model)(const tcg_kernel *kernel, const tcg_chip *chip, int *registers, double *cycles);
     bool splits;
     bool persistent;
+    bool tma;
 } families[TCG_FAMILY_COUNT] = {
-    [TCG_FAMILY_simt] = {model_simt, true, false},
-    [TCG_FAMILY_mma] = {model_mma, true, false},
+    [TCG_FAMILY_simt] = {model_simt, true, false, false},
+    [TCG_FAMILY_mma] = {model_mma, true, false, false},
+    [TCG_FAMILY_wgmma] = {model_wgmma, true, true, true},
 };
+
+static int cluster_blocks(const tcg_kernel *kernel) {
+    return kernel->cluster_m * kernel->cluster_n * kernel->cluster_k;
+}
 
 /* How much longer the arithmetic takes with so few warps an SM to hide its latencies. */
 static double warps_factor(double warps) {
@@ -99,8 +123,8 @@ static void candidate_build(const tcg_kernel *kernel, const tcg_plan_view *view,
     row->occupancy = blocks > 1 ? blocks : 1;
     row->slots = max2(view->sm_count, 1) * row->occupancy;
     row->per_slot = 1 / row->slots;
-    row->per_m = 1.0 / kernel->block_m;
-    row->per_n = 1.0 / kernel->block_n;
+    row->per_m = 1.0 / (kernel->block_m * kernel->cluster_m);
+    row->per_n = 1.0 / (kernel->block_n * kernel->cluster_n);
     row->per_k = 1.0 / kernel->block_k;
     row->block_cycles = cycles;
     row->latency_cycles = MEMORY_LATENCY / (kernel->stages > 1 ? kernel->stages - 1 : 1);
@@ -116,6 +140,7 @@ void tcg_plan_view_build(const tcg_device_props *device, tcg_plan_view *view) {
     view->smem_sm_bytes = device->smem_sm_bytes;
     view->l2_bytes = device->l2_bytes;
     view->util = tcg_image_runs(TCG_IMAGE_util, TCG_IMAGE_util, device->cc) != TCG_RUNS_NOT;
+    view->tma = false;
     view->chip = &chips[0];
     for (size_t i = 1; i < sizeof chips / sizeof *chips; i++)
         if (device->cc >= chips[i].cc)
@@ -147,9 +172,11 @@ void tcg_plan_view_build(const tcg_device_props *device, tcg_plan_view *view) {
         count[i] = view->first[i];
     }
     for (int i = 0; i < TCG_KERNEL_COUNT; i++)
-        if (TAKEN(i, tcg_kernel_at(i)))
+        if (TAKEN(i, tcg_kernel_at(i))) {
             candidate_build(tcg_kernel_at(i), view, runs[i] == TCG_RUNS_PTX,
                             &view->rows[count[kernel_bucket(tcg_kernel_at(i))]++]);
+            view->tma |= families[tcg_kernel_at(i)->family].tma;
+        }
 #undef TAKEN
 }
 
@@ -326,13 +353,14 @@ struct choice {
 
 /* Rounds of blocks through the SMs. */
 struct waves {
-    double iterations;      /* k-blocks a block walks */
-    double cycles, traffic; /* of one k-block of one block: arithmetic at full rate, loading */
-    double latency, end, warps;
+    double iterations;          /* k-blocks a block walks */
+    double cycles, traffic;     /* of one k-block of one block: arithmetic at full rate, loading */
+    double latency, end, warps; /* warps: 0 where arithmetic needs none to hide its latencies */
 };
 
 static double wave_cycles(const struct waves *w, double resident) {
-    double work = max2(w->cycles * warps_factor(w->warps * resident), w->traffic) * resident;
+    double factor = w->warps > 0 ? warps_factor(w->warps * resident) : 1;
+    double work = max2(w->cycles * factor, w->traffic) * resident;
     return w->iterations * max2(work, w->latency) + resident * w->end + BLOCK_CYCLES;
 }
 
@@ -354,15 +382,23 @@ static void consider(const struct job *job, const tcg_plan_view *view, bool may_
     const tcg_kernel *kernel = row->kernel;
     const struct operand *a = &job->side[choice->swap], *b = &job->side[!choice->swap];
     double m = (double)a->size, n = (double)b->size, k = (double)job->k;
-    double tiles = ceil_(m * row->per_m) * ceil_(n * row->per_n) * (double)job->batches;
+    bool tma = families[kernel->family].tma;
+    double blocks = ceil_(m * row->per_m) * ceil_(n * row->per_n) * (double)job->batches * cluster_blocks(kernel);
     double iterations = max2(ceil_(k * row->per_k), 1);
+    if (kernel->cluster_k > 1)
+        iterations = ceil_(iterations / kernel->cluster_k);
 
     /* Bytes of a k-block that exist, and the instructions that fetch them. */
     double lines_a = min2(m, kernel->block_m), lines_b = min2(n, kernel->block_n);
     double depth_bytes = min2(k, kernel->block_k) * job->elem_bytes;
     double traffic = (lines_a + lines_b) * depth_bytes * view->per_l2_byte;
+    if (tma) {
+        int boxes_a = choice->k_major[0] ? kernel->block_k : kernel->block_m;
+        int boxes_b = choice->k_major[1] ? kernel->block_k : kernel->block_n;
+        traffic = max2(traffic * TMA_TRAFFIC, (boxes_a + boxes_b) * (BOX_CYCLES / TCG_TMA_BOX_ELEMS));
+    }
     double cycles = row->block_cycles;
-    if (kernel->order >= 0) {
+    if (kernel->order >= 0 && !tma) {
         int width_a = choice->copy[0] ? ROW_ALIGN_BYTES : choice->k_major[0] ? a->align_k : a->align_own;
         int width_b = choice->copy[1] ? ROW_ALIGN_BYTES : choice->k_major[1] ? b->align_k : b->align_own;
         double issue =
@@ -372,20 +408,22 @@ static void consider(const struct job *job, const tcg_plan_view *view, bool may_
         else
             traffic = max2(traffic, issue);
     }
-    double fixed = 0;
+    double fixed = tma ? TMA_CYCLES : 0;
     for (int i = 0; i < 2; i++)
         if (choice->copy[i])
             fixed += LAUNCH_CYCLES + 2 / COPY_SHARE * job->side[choice->swap ^ i].bytes * view->per_dram_byte;
     /* Every SM at work all the time would take this; most rows end here. */
-    if (best->row && fixed + tiles * iterations * max2(cycles, traffic) * view->per_sm >= best->cycles)
+    if (best->row && fixed + blocks * iterations * max2(cycles, traffic) * view->per_sm >= best->cycles)
         return;
 
-    bool scattered = job->c_stride[!choice->swap] != 1;
-    struct waves w = {
-        .cycles = cycles, .traffic = traffic, .latency = row->latency_cycles, .warps = kernel->threads / 32};
+    bool scattered = job->c_stride[!choice->swap] != 1 && !(tma && job->c_stride[choice->swap] == 1);
+    struct waves w = {.cycles = cycles,
+                      .traffic = traffic,
+                      .latency = row->latency_cycles,
+                      .warps = tma ? 0 : kernel->threads / 32};
     double most = 1, one_an_sm = 1;
-    if (may_split && families[kernel->family].splits && 2 * tiles <= row->slots) {
-        double per_tile = 1 / tiles;
+    if (may_split && families[kernel->family].splits && kernel->cluster_k == 1 && 2 * blocks <= row->slots) {
+        double per_tile = 1 / blocks;
         most =
             min2(min2(floor_(iterations * (1.0 / SPLIT_ITERATIONS_MIN)), SPLITS_MAX), floor_(row->slots * per_tile));
         most = min2(most, floor_(PARTIALS_BYTES_MAX / (job->c_elems * 4)));
@@ -399,8 +437,15 @@ static void consider(const struct job *job, const tcg_plan_view *view, bool may_
         double written = splits > 1 ? 4 : job->out_bytes;
         w.iterations = splits > 1 ? ceil_(iterations / splits) : iterations;
         w.end = lines_a * lines_b * written * view->per_l2_byte * (scattered && splits == 1 ? SCATTER : 1);
+        if (tma && (written > 2 || kernel->cluster_k > 1 || scattered))
+            w.end *= DIRECT; /* from registers */
+        if (kernel->cluster_k > 1)
+            w.end = w.end / kernel->cluster_k + EXCHANGE_CYCLES;
+        else if (kernel->pingpong)
+            w.end *= 0.5; /* hidden but for the last */
         double moved = (a->bytes + b->bytes + job->c_elems * written) * view->per_dram_byte;
-        double total = max2(all_waves(&w, view, row, tiles * splits), moved) + fixed;
+        double waves = all_waves(&w, view, row, blocks * splits);
+        double total = max2(waves, moved + BLOCK_CYCLES + w.end) + fixed + SLACK * waves;
         if (splits > 1) {
             double partials = job->c_elems * 4 * splits;
             double reduce = 2 * partials + job->c_elems * job->out_bytes * (scattered ? SCATTER : 1);
@@ -415,17 +460,47 @@ static void consider(const struct job *job, const tcg_plan_view *view, bool may_
     }
 }
 
+/* What of a problem no tensor map of that family describes, whatever is copied; NULL when it fits. */
+static const char *tma_refuses(const struct job *job, const tcg_kernel *kernel) {
+    const int64_t most = INT32_MAX - 4096; /* coordinates are 32-bit, and tiles end past the edges */
+    if (job->batch_ndim > 1)
+        return "more than one batch axis that cannot be merged";
+    if (job->m > most || job->n > most || job->k > most || job->batches > most)
+        return "an axis of 2^31 elements or more";
+    if (job->k == 0)
+        return "K = 0";
+    if (kernel && div_up(job->k, kernel->block_k) < kernel->cluster_k)
+        return "a K shorter than the cluster that splits it";
+    return NULL;
+}
+
+/* Whether a tensor map describes the operand as it lies, in lines along k or along its own axis. */
+static bool tma_describes(const struct job *job, const struct operand *side, bool k_major) {
+    const int64_t most = (int64_t)1 << 38; /* strides are below 2^40 bytes */
+    int64_t lines = k_major ? side->size : job->k, length = k_major ? job->k : side->size;
+    int64_t stride = k_major ? side->stride : side->k_stride;
+    if (lines > 1 && (stride < length || stride >= most))
+        return false;
+    return !job->batch_ndim || (side->batch[0] >= 0 && side->batch[0] < most);
+}
+
 /* Fits the row to the job: the directions its order names, copies where an operand is not so or not so aligned. */
 static void consider_row(const struct job *job, const tcg_plan_view *view, const tcg_candidate *row, bool swap,
                          bool may_split, struct choice *best) {
+    if (!may_split && row->kernel->cluster_k > 1)
+        return;
     struct choice choice = {.row = row, .swap = swap};
     int order = row->kernel->order;
+    bool tma = families[row->kernel->family].tma;
+    if (tma && tma_refuses(job, row->kernel))
+        return;
     for (int i = 0; i < 2 && order >= 0; i++) {
         const struct operand *side = &job->side[swap ^ i];
         /* A's n and B's t run along k. */
         bool k_major = i == 0 ? !(order & 2) : (order & 1);
         choice.k_major[i] = k_major;
-        choice.copy[i] = (k_major ? side->align_k : side->align_own) < row->kernel->align_bytes;
+        choice.copy[i] = (k_major ? side->align_k : side->align_own) < row->kernel->align_bytes ||
+                         (tma && !tma_describes(job, side, k_major));
         if (choice.copy[i] && !view->util)
             return;
     }
@@ -450,7 +525,8 @@ static void choose(const struct job *job, const tcg_plan_view *view, const tcg_o
     /* Stores run along the axis of C that has unit stride. Where that puts a short side along the long one of the
      * tiles, the other way round is estimated too. */
     bool swap = job->c_stride[1] != 1 && job->c_stride[0] == 1;
-    bool both = job->side[!swap].size <= SKINNY && job->side[!swap].size < job->side[swap].size;
+    int64_t side = job->side[!swap].size, other = job->side[swap].size;
+    bool both = view->tma ? side <= SKINNY_TMA || other <= SKINNY_TMA : side <= SKINNY && side < other;
     best->row = NULL;
     for (int i = 0; i <= both; i++, swap = !swap) {
         const struct operand *a = &job->side[swap], *b = &job->side[!swap];
@@ -523,7 +599,7 @@ static int fail_dtype(tcg_error *err, const char *name, int takes, int found) {
 }
 
 static int check_kernel(const tcg_kernel *kernel, const struct job *job, const tcg_plan_view *view,
-                        const char *device, tcg_error *err) {
+                        const tcg_options *options, const char *device, tcg_error *err) {
     char images[256];
     if (kernel->in_dtype != job->dtype)
         return fail_dtype(err, kernel->name, kernel->in_dtype, job->dtype);
@@ -537,6 +613,12 @@ static int check_kernel(const tcg_kernel *kernel, const struct job *job, const t
     if (kernel->smem_bytes > view->smem_block_bytes)
         return tcg_fail(err, TCG_ERR_UNSUPPORTED, 0, "kernel=%s needs %d bytes of shared memory a block, %s has %d",
                         kernel->name, kernel->smem_bytes, device, view->smem_block_bytes);
+    if (options->batch_invariant && kernel->cluster_k > 1)
+        return tcg_fail(err, TCG_ERR_UNSUPPORTED, 0,
+                        "kernel=%s splits K over a cluster, which batch_invariant=True excludes", kernel->name);
+    const char *refused = families[kernel->family].tma ? tma_refuses(job, kernel) : NULL;
+    if (refused)
+        return tcg_fail(err, TCG_ERR_UNSUPPORTED, 0, "kernel=%s cannot take %s", kernel->name, refused);
     return 0;
 }
 
@@ -560,6 +642,9 @@ static int fail_nothing(const struct job *job, const tcg_plan_view *view, int fa
         }
     }
     const char *what = family >= 0 ? tcg_family_names[family] : "any kernel";
+    const char *refused = family >= 0 && families[family].tma && runs ? tma_refuses(job, NULL) : NULL;
+    if (refused)
+        return tcg_fail(err, TCG_ERR_UNSUPPORTED, 0, "kernel=%s cannot take %s", what, refused);
     if (family >= 0 && takes >= 0 && takes != job->dtype)
         return fail_dtype(err, what, takes, job->dtype);
     if (runs && least_bytes > view->smem_block_bytes)
@@ -596,7 +681,7 @@ static int place_operand(const struct job *job, const struct choice *choice, int
         k_stride = k_major ? 1 : k_stride;
     }
     if (choice->copy[i]) {
-        int64_t pad = ROW_ALIGN_BYTES / job->elem_bytes, entry, bytes;
+        int64_t pad = COPY_ROW_BYTES / job->elem_bytes, entry, bytes;
         copy->needed = true;
         copy->rows = k_major ? side->size : job->k;
         copy->cols = k_major ? job->k : side->size;
@@ -636,6 +721,25 @@ static int place_operand(const struct job *job, const struct choice *choice, int
         args->b_col = stride;
     }
     return 0;
+}
+
+/* How a TMA family stores C. `bits`: its address, row stride and batch strides in bytes, or-ed together. TMA writes whole
+ * 16 bytes, so a line whose length is no multiple of that is stored from registers. */
+static int c_tma(const tcg_plan *plan, uint64_t bits, int elem_bytes) {
+    const tcg_kernel *kernel = plan->kernel;
+    const tcg_gemm_args *args = &plan->args;
+    const int64_t most = (int64_t)1 << 38;
+    const bool rows = args->c_col == 1 && kernel->block_n % TCG_TMA_BOX_ELEMS == 0, columns = args->c_row == 1;
+    if (elem_bytes != 2 || kernel->cluster_k > 1 || (!rows && !columns))
+        return TCG_C_DIRECT;
+    if (!rows)
+        bits = (uintptr_t)args->c | stride_bits(args->c_col, 2) |
+               (args->batch_ndim ? stride_bits(args->batch[0].c, 2) : 0);
+    int64_t lines = rows ? args->m : args->n, length = rows ? args->n : args->m,
+            step = rows ? args->c_row : args->c_col;
+    bool by_tma = length % 8 == 0 && alignment(bits) == 16 && (lines == 1 || (step > 0 && step < most)) &&
+                  (!args->batch_ndim || (args->batch[0].c > 0 && args->batch[0].c < most));
+    return rows ? by_tma ? TCG_C_TMA_ROWS : TCG_C_STAGED_ROWS : by_tma ? TCG_C_TMA_COLUMNS : TCG_C_STAGED_COLUMNS;
 }
 
 /* C, or the partials: [split][batch][m][n] packed, at the end of the workspace. */
@@ -679,6 +783,7 @@ static int place_result(const struct job *job, const struct choice *choice, tcg_
     for (int d = 0; d < job->batch_ndim; d++)
         bits |= stride_bits(args->batch[d].c, elem_bytes);
     args->c_vec_bytes = col == 1 ? alignment(bits) : elem_bytes;
+    args->c_tma = families[plan->kernel->family].tma ? c_tma(plan, bits, elem_bytes) : TCG_C_DIRECT;
     return 0;
 }
 
@@ -686,8 +791,9 @@ static int place_result(const struct job *job, const struct choice *choice, tcg_
  * lines of A and B; less where a group's A does not stay in the L2 cache. */
 static int raster_group(const tcg_plan *plan, const struct job *job, const tcg_plan_view *view, int occupancy) {
     const tcg_kernel *kernel = plan->kernel;
-    double together = (double)view->sm_count * occupancy * kernel->block_n / kernel->block_m;
-    double panel = (double)kernel->block_m * (double)job->k * job->elem_bytes;
+    int block_m = kernel->block_m * kernel->cluster_m, block_n = kernel->block_n * kernel->cluster_n;
+    double together = (double)view->sm_count * occupancy / cluster_blocks(kernel) * block_n / block_m;
+    double panel = (double)block_m * (double)job->k * job->elem_bytes;
     int group = 1;
     while (group < 16 && 2 * group <= plan->tiles_m && 4.0 * group * group <= 1.5 * together &&
            2 * group * panel <= view->l2_bytes)
@@ -743,16 +849,17 @@ static int write_plan(const struct job *job, const tcg_plan_view *view, const st
     int64_t per_split = div_up(iterations, splits);
     plan->splits = args->splits = (int32_t)div_up(iterations, per_split);
     plan->k_per_split = args->k_per_split = per_split * kernel->block_k;
-    plan->tiles_m = args->tiles_m = div_up(args->m, kernel->block_m);
-    plan->tiles_n = args->tiles_n = div_up(args->n, kernel->block_n);
+    plan->tiles_m = args->tiles_m = div_up(args->m, kernel->block_m * kernel->cluster_m);
+    plan->tiles_n = args->tiles_n = div_up(args->n, kernel->block_n * kernel->cluster_n);
     if (__builtin_mul_overflow(plan->tiles_m, plan->tiles_n, &tiles) ||
         __builtin_mul_overflow(tiles, (int64_t)plan->splits, &tiles) ||
         __builtin_mul_overflow(tiles, job->batches, &tiles))
         return too_large(err, "the number of tiles");
     plan->tiles = args->tiles = tiles;
+    int cluster = cluster_blocks(kernel);
     int64_t most = families[kernel->family].persistent ? (int64_t)view->sm_count * choice->row->occupancy : INT32_MAX;
-    most = most > 0 ? most : 1;
-    plan->grid = (uint32_t)(tiles < most ? tiles : most);
+    most = most >= cluster ? most / cluster : 1; /* clusters, or blocks */
+    plan->grid = (uint32_t)((tiles < most ? tiles : most) * cluster);
     plan->raster_group = args->raster_group = raster_group(plan, job, view, choice->row->occupancy);
     if (place_operand(job, choice, 0, plan, err) || place_operand(job, choice, 1, plan, err) ||
         place_result(job, choice, plan, err))
@@ -813,7 +920,7 @@ int tcg_plan_make_view(const tcg_problem *problem, const tcg_plan_view *view, co
         return -1;
     if (options->kernel >= 0) {
         const tcg_kernel *kernel = tcg_kernel_at(options->kernel);
-        if (check_kernel(kernel, &job, view, device, err))
+        if (check_kernel(kernel, &job, view, options, device, err))
             return -1;
         choose_kernel(&job, view, options, kernel, &forced, &best);
     } else {

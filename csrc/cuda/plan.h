@@ -31,6 +31,7 @@ typedef struct tcg_plan_view {
     const tcg_chip *chip;
     double per_sm, per_l2_byte, per_dram_byte; /* 1 / SMs; cycles for a byte of one SM, of the device */
     bool util;                                 /* tcg_copy and tcg_reduce run there */
+    bool tma;                                  /* and so does a family that takes tensor maps */
     int first[TCG_BUCKETS + 1];
     tcg_candidate rows[TCG_KERNEL_COUNT];
 } tcg_plan_view;

@@ -235,6 +235,35 @@ static const char *check_result(const tcg_problem *problem, const tcg_plan *plan
     return NULL;
 }
 
+/* What cuTensorMapEncodeTiled or the kernel could not take. */
+static const char *tma_fault(const tcg_plan *plan) {
+    const tcg_gemm_args *args = &plan->args;
+    bool a_k_major = !(plan->kernel->order & 2), b_k_major = plan->kernel->order & 1;
+    int64_t a = a_k_major ? args->a_row : args->a_col, b = b_k_major ? args->b_col : args->b_row;
+    int64_t a_lines = a_k_major ? args->m : args->k, b_lines = b_k_major ? args->n : args->k;
+    const int64_t most = (int64_t)1 << 39;
+    if (args->batch_ndim > 1 || args->m > INT32_MAX || args->n > INT32_MAX || args->k > INT32_MAX || args->k < 1)
+        return "a problem that tensor maps do not describe";
+    if ((a_lines > 1 && (a <= 0 || a >= most || a % 8)) || (b_lines > 1 && (b <= 0 || b >= most || b % 8)) ||
+        (uintptr_t)args->a % 16 || (uintptr_t)args->b % 16)
+        return "lines that TMA cannot read";
+    for (int d = 0; d < args->batch_ndim; d++)
+        if (args->batch[d].a < 0 || args->batch[d].a % 8 || args->batch[d].b < 0 || args->batch[d].b % 8)
+            return "batch strides that TMA cannot read";
+    if ((args->k < plan->k_per_split ? args->k : plan->k_per_split) <=
+            (int64_t)(plan->kernel->cluster_k - 1) * plan->kernel->block_k ||
+        (plan->splits > 1 && plan->kernel->cluster_k > 1))
+        return "a block of the cluster without a part of K";
+    bool rows = args->c_tma == TCG_C_TMA_ROWS;
+    if ((rows || args->c_tma == TCG_C_TMA_COLUMNS) &&
+        (args->c_dtype == TCG_f32 || plan->splits > 1 || plan->kernel->cluster_k > 1 || (uintptr_t)args->c % 16 ||
+         (rows ? args->n : args->m) % 8 || (rows ? args->c_col : args->c_row) != 1 ||
+         (rows ? args->m > 1 && args->c_row % 8 : args->n > 1 && args->c_col % 8) ||
+         (args->batch_ndim && args->batch[0].c % 8)))
+        return "a result that TMA cannot write";
+    return NULL;
+}
+
 static const char *check_plan(const tcg_problem *problem, const tcg_device_props *device, const tcg_options *options,
                               const tcg_plan *plan) {
     const tcg_gemm_args *args = &plan->args;
@@ -270,22 +299,27 @@ static const char *check_plan(const tcg_problem *problem, const tcg_device_props
     covered = (__int128)args->m * args->n * batches;
     if (covered != elems || args->k != problem->k)
         return "another product";
-    if (args->tiles_m < 1 || args->tiles_n < 1 || (__int128)args->tiles_m * kernel->block_m < args->m ||
-        (__int128)(args->tiles_m - 1) * kernel->block_m >= args->m ||
-        (__int128)args->tiles_n * kernel->block_n < args->n ||
-        (__int128)(args->tiles_n - 1) * kernel->block_n >= args->n)
+    int64_t block_m = kernel->block_m * kernel->cluster_m, block_n = kernel->block_n * kernel->cluster_n;
+    int cluster = kernel->cluster_m * kernel->cluster_n * kernel->cluster_k;
+    if (args->tiles_m < 1 || args->tiles_n < 1 || (__int128)args->tiles_m * block_m < args->m ||
+        (__int128)(args->tiles_m - 1) * block_m >= args->m || (__int128)args->tiles_n * block_n < args->n ||
+        (__int128)(args->tiles_n - 1) * block_n >= args->n)
         return "tiles that do not cover the result exactly";
     if ((__int128)args->tiles_m * args->tiles_n * batches * plan->splits != args->tiles ||
         plan->tiles != args->tiles || plan->tiles_m != args->tiles_m || plan->tiles_n != args->tiles_n)
         return "a wrong number of tiles";
-    if (plan->grid < 1 || plan->grid > INT32_MAX || (int64_t)plan->grid > plan->tiles)
+    if (plan->grid < 1 || plan->grid > INT32_MAX || plan->grid % cluster ||
+        (int64_t)plan->grid / cluster > plan->tiles)
         return "a wrong grid";
+    const char *fault = kernel->family == TCG_FAMILY_wgmma ? tma_fault(plan) : NULL;
+    if (fault)
+        return fault;
     if (plan->splits < 1 || plan->splits != args->splits || plan->k_per_split != args->k_per_split ||
         plan->k_per_split < kernel->block_k || plan->k_per_split % kernel->block_k ||
         (__int128)plan->k_per_split * plan->splits < problem->k ||
         (plan->splits > 1 && (__int128)plan->k_per_split * (plan->splits - 1) >= problem->k))
         return "splits that do not cover K";
-    if (options->batch_invariant && plan->splits != 1)
+    if (options->batch_invariant && (plan->splits != 1 || kernel->cluster_k > 1))
         return "a split although batch_invariant";
     if (plan->raster_group < 1 || plan->raster_group > plan->tiles_m || plan->raster_group != args->raster_group)
         return "a wrong raster group";
@@ -302,7 +336,7 @@ static const char *check_plan(const tcg_problem *problem, const tcg_device_props
     }
     if (at > plan->workspace_bytes)
         return "a workspace that is too small";
-    const char *fault = check_operand(problem, plan, 0);
+    fault = check_operand(problem, plan, 0);
     fault = fault ? fault : check_operand(problem, plan, 1);
     return fault ? fault : check_result(problem, plan);
 }
@@ -320,8 +354,19 @@ static bool may_refuse(const tcg_problem *problem, const tcg_device_props *devic
     }
     if (err->kind != TCG_ERR_UNSUPPORTED)
         return false;
+    /* Tensor maps describe fewer problems, which matters where their family is asked for. */
+    long double longest = (long double)problem->m + problem->n + problem->k;
+    for (int i = 0; i < problem->batch_ndim; i++)
+        longest *= problem->batch[i].size;
+    bool no_tma = problem->batch_ndim > 1 || longest >= 0x1p30L;
+    if (options->family == TCG_FAMILY_wgmma && (no_tma || problem->k == 0))
+        return true;
     if (options->kernel >= 0) {
         const tcg_kernel *kernel = tcg_kernel_at(options->kernel);
+        if (options->batch_invariant && kernel->cluster_k > 1)
+            return true;
+        if (kernel->family == TCG_FAMILY_wgmma && (no_tma || problem->k <= kernel->block_k * (kernel->cluster_k - 1)))
+            return true;
         return kernel->in_dtype != problem->in_dtype || tcg_kernel_runs(kernel, device->cc) == TCG_RUNS_NOT ||
                kernel->smem_bytes > device->smem_block_bytes;
     }
@@ -329,7 +374,9 @@ static bool may_refuse(const tcg_problem *problem, const tcg_device_props *devic
         const tcg_kernel *kernel = tcg_kernel_at(i);
         if (kernel->in_dtype == problem->in_dtype && kernel->smem_bytes <= device->smem_block_bytes &&
             tcg_kernel_runs(kernel, device->cc) != TCG_RUNS_NOT &&
-            (options->family < 0 || (int)kernel->family == options->family))
+            (options->family < 0 || (int)kernel->family == options->family) &&
+            problem->k > kernel->block_k * (kernel->cluster_k - 1) &&
+            (kernel->cluster_k == 1 || !options->batch_invariant))
             return false;
     }
     return true;

@@ -33,13 +33,22 @@ const char *const tcg_order_names[TCG_ORDER_COUNT] = {
 #define PLACE_MMA(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN) \
     PLACE_mma_##in##_##order##_##BM##_##BN##_##BK##_##WM##_##WN##_##STAGES##_##ALIGN
 
+#define PLACE_WGMMA(in, order, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK) \
+    PLACE_wgmma_##in##_##order##_##BM##_##BN##_##BK##_##STAGES##_##WGS##_##SCHEDULE##_##CM##_##CN##_##CK
+
 enum {
 #define TCG_SIMT(in, BM, BN, BK) PLACE_SIMT(in, BM, BN, BK),
 #define TCG_MMA(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN, PTX) \
     PLACE_MMA(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN),
+#define TCG_WGMMA(in, order, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK, C_BOXES) \
+    PLACE_WGMMA(in, order, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK),
 #include "../../kernels/table.def"
 };
 
+#define TEXT_(name) #name
+#define TEXT(name) TEXT_(name)
+#define PINGPONG_coop false
+#define PINGPONG_pingpong true
 #define PTX_IMAGE_0(in) -1
 #define PTX_IMAGE_1(in) TCG_IMAGE_mma_ptx_##in
 
@@ -57,6 +66,9 @@ static const tcg_kernel kernels[TCG_KERNEL_COUNT] = {
      .block_n = BN,                                        \
      .block_k = BK,                                        \
      .stages = 1,                                          \
+     .cluster_m = 1,                                       \
+     .cluster_n = 1,                                       \
+     .cluster_k = 1,                                       \
      .align_bytes = 4,                                     \
      .threads = TCG_SIMT_THREADS,                          \
      .smem_bytes = TCG_SIMT_SMEM},
@@ -74,9 +86,31 @@ static const tcg_kernel kernels[TCG_KERNEL_COUNT] = {
      .stages = STAGES,                                                                                          \
      .warps_m = WM,                                                                                             \
      .warps_n = WN,                                                                                             \
+     .cluster_m = 1,                                                                                            \
+     .cluster_n = 1,                                                                                            \
+     .cluster_k = 1,                                                                                            \
      .align_bytes = ALIGN,                                                                                      \
      .threads = TCG_MMA_THREADS(WM, WN),                                                                        \
      .smem_bytes = TCG_MMA_SMEM(BM, BN, BK, STAGES)},
+#define TCG_WGMMA(in, order_, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK, C_BOXES)         \
+    {.name = TEXT(TCG_WGMMA_NAME(in, order_, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK)), \
+     .index = PLACE_WGMMA(in, order_, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK),         \
+     .image = TCG_IMAGE_wgmma_##in,                                                           \
+     .ptx_image = -1,                                                                         \
+     .family = TCG_FAMILY_wgmma,                                                              \
+     .in_dtype = TCG_##in,                                                                    \
+     .order = TCG_##order_,                                                                   \
+     .block_m = BM,                                                                           \
+     .block_n = BN,                                                                           \
+     .block_k = BK,                                                                           \
+     .stages = STAGES,                                                                        \
+     .cluster_m = CM,                                                                         \
+     .cluster_n = CN,                                                                         \
+     .cluster_k = CK,                                                                         \
+     .pingpong = PINGPONG_##SCHEDULE,                                                         \
+     .align_bytes = 16,                                                                       \
+     .threads = TCG_WGMMA_THREADS(WGS),                                                       \
+     .smem_bytes = TCG_WGMMA_SMEM(BM, BN, BK, STAGES, WGS, CK, C_BOXES, TCG_##order_ & 1)},
 #include "../../kernels/table.def"
 };
 

@@ -14,16 +14,14 @@ typedef struct memory {
 } memory;
 
 struct tcg_array {
-    PyObject_VAR_HEAD
-    memory *memory; /* one of its owners */
-    uintptr_t stream; /* where the result was written */
+    PyObject_VAR_HEAD memory *memory; /* one of its owners */
+    uintptr_t stream;                 /* where the result was written */
     int64_t count;
     int dtype, ndim;
     int64_t shape[]; /* packed and row-major */
 };
 
-static void memory_drop(memory *m)
-{
+static void memory_drop(memory *m) {
     if (atomic_fetch_sub_explicit(&m->owners, 1, memory_order_acq_rel) != 1)
         return;
     if (m->data)
@@ -31,8 +29,7 @@ static void memory_drop(memory *m)
     free(m);
 }
 
-PyObject *tcg_array_new(tcg_state *state, int dtype, int ndim, const int64_t *shape, int device, uintptr_t stream)
-{
+PyObject *tcg_array_new(tcg_state *state, int dtype, int ndim, const int64_t *shape, int device, uintptr_t stream) {
     PyTypeObject *type = (PyTypeObject *)state->array_type;
     tcg_array *array = NULL;
     memory *m = calloc(1, sizeof *m);
@@ -48,8 +45,8 @@ PyObject *tcg_array_new(tcg_state *state, int dtype, int ndim, const int64_t *sh
     atomic_init(&m->stream, stream);
     m->device = device;
     if (count) {
-        Py_BEGIN_ALLOW_THREADS
-        failed = tcg_memory_alloc(device, stream, (size_t)count * (size_t)tcg_dtype_bytes[dtype], &m->data, &err);
+        Py_BEGIN_ALLOW_THREADS failed =
+            tcg_memory_alloc(device, stream, (size_t)count * (size_t)tcg_dtype_bytes[dtype], &m->data, &err);
         Py_END_ALLOW_THREADS
     }
     if (failed) {
@@ -72,16 +69,14 @@ PyObject *tcg_array_new(tcg_state *state, int dtype, int ndim, const int64_t *sh
     return (PyObject *)array;
 }
 
-int tcg_array_locate(tcg_tensor *tensor)
-{
+int tcg_array_locate(tcg_tensor *tensor) {
     const tcg_array *array = (const tcg_array *)tensor->object;
     tcg_tensor_packed(tensor, array->memory->data, array->dtype, array->memory->device, array->ndim, array->shape);
     tensor->stream = array->stream;
     return 0;
 }
 
-static void array_dealloc(PyObject *self)
-{
+static void array_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     memory *m = ((tcg_array *)self)->memory;
     if (m)
@@ -90,7 +85,7 @@ static void array_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-/* ---- exports ------------------------------------------------------------------------------------------------------------ */
+/* ---- exports --------------------------------------------------------------------------------------------------- */
 
 /* What an exported tensor owns: a share of the memory, or a copy on the host. */
 typedef struct owner {
@@ -103,35 +98,26 @@ typedef struct owner {
     int64_t sizes[]; /* shape, then strides */
 } owner;
 
-static void owner_drop(owner *o)
-{
+static void owner_drop(owner *o) {
     if (o->memory)
         memory_drop(o->memory);
     free(o->copy);
     free(o);
 }
 
-static void delete_legacy(DLManagedTensor *managed)
-{
-    owner_drop(managed->manager_ctx);
-}
+static void delete_legacy(DLManagedTensor *managed) { owner_drop(managed->manager_ctx); }
 
-static void delete_versioned(DLManagedTensorVersioned *managed)
-{
-    owner_drop(managed->manager_ctx);
-}
+static void delete_versioned(DLManagedTensorVersioned *managed) { owner_drop(managed->manager_ctx); }
 
 /* Acts on what nobody has consumed. */
-static void capsule_destroy(PyObject *capsule)
-{
+static void capsule_destroy(PyObject *capsule) {
     if (PyCapsule_IsValid(capsule, "dltensor"))
         delete_legacy(PyCapsule_GetPointer(capsule, "dltensor"));
     else if (PyCapsule_IsValid(capsule, "dltensor_versioned"))
         delete_versioned(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
 }
 
-static PyObject *export(const tcg_array *array, bool versioned, void *copy /* steals */)
-{
+static PyObject *export(const tcg_array *array, bool versioned, void *copy /* steals */) {
     size_t ndim = (size_t)array->ndim;
     owner *o = calloc(1, sizeof *o + 2 * ndim * sizeof(int64_t));
     PyObject *capsule;
@@ -179,8 +165,7 @@ static PyObject *export(const tcg_array *array, bool versioned, void *copy /* st
 }
 
 /* Reads a pair of integers. */
-static int read_pair(PyObject *object, const char *name, long pair[2])
-{
+static int read_pair(PyObject *object, const char *name, long pair[2]) {
     if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) != 2) {
         PyErr_Format(PyExc_TypeError, "%s: expected a pair of integers, got %R", name, object);
         return -1;
@@ -190,19 +175,15 @@ static int read_pair(PyObject *object, const char *name, long pair[2])
     return PyErr_Occurred() ? -1 : 0;
 }
 
-static tcg_state *state_of(PyObject *self)
-{
-    return PyType_GetModuleState(Py_TYPE(self));
-}
+static tcg_state *state_of(PyObject *self) { return PyType_GetModuleState(Py_TYPE(self)); }
 
-PyDoc_STRVAR(dlpack_doc,
-"__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
-"A DLPack capsule of the array.\n\n"
-"The work on `stream` (None or 1: the legacy default stream, 2: the per-thread one, -1: no wait, else a handle) waits\n"
-"for the result. dl_device=(1, 0) copies to the host.");
+PyDoc_STRVAR(dlpack_doc, "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
+                         "A DLPack capsule of the array.\n\n"
+                         "The work on `stream` (None or 1: the legacy default stream, 2: the per-thread one, -1: no "
+                         "wait, else a handle) waits\n"
+                         "for the result. dl_device=(1, 0) copies to the host.");
 
-static PyObject *py_array_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
-{
+static PyObject *py_array_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"stream", "max_version", "dl_device", "copy", NULL};
     const tcg_array *array = (const tcg_array *)self;
     PyObject *stream_object = Py_None, *max_version = Py_None, *dl_device = Py_None, *copy = Py_None;
@@ -212,7 +193,8 @@ static PyObject *py_array_dlpack(PyObject *self, PyObject *args, PyObject *kwarg
     long version[2] = {0, 0}, where[2];
     tcg_error err;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &stream_object, &max_version, &dl_device, &copy))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &stream_object, &max_version,
+                                     &dl_device, &copy))
         return NULL;
     if (max_version != Py_None && read_pair(max_version, "max_version", version))
         return NULL;
@@ -221,12 +203,14 @@ static PyObject *py_array_dlpack(PyObject *self, PyObject *args, PyObject *kwarg
             return NULL;
         to_host = where[0] == kDLCPU;
         if (!to_host && (where[0] != kDLCUDA || where[1] != device)) {
-            PyErr_Format(PyExc_BufferError, "dl_device: expected (%d, %d) or (%d, 0), got %R", kDLCUDA, device, kDLCPU, dl_device);
+            PyErr_Format(PyExc_BufferError, "dl_device: expected (%d, %d) or (%d, 0), got %R", kDLCUDA, device,
+                         kDLCPU, dl_device);
             return NULL;
         }
     }
     if (to_host ? copy == Py_False : copy == Py_True) {
-        PyErr_SetString(PyExc_BufferError, to_host ? "copy=False: the array is not on the host" : "copy=True: not supported on the device");
+        PyErr_SetString(PyExc_BufferError, to_host ? "copy=False: the array is not on the host"
+                                                   : "copy=True: not supported on the device");
         return NULL;
     }
     if (stream_object != Py_None && !to_host) {
@@ -245,10 +229,9 @@ static PyObject *py_array_dlpack(PyObject *self, PyObject *args, PyObject *kwarg
         void *host = malloc(bytes ? bytes : 1);
         if (!host)
             return PyErr_NoMemory();
-        Py_BEGIN_ALLOW_THREADS
-        failed = bytes && (tcg_synchronize(device, array->stream, &err) || tcg_download(device, host, array->memory->data, bytes, &err));
-        Py_END_ALLOW_THREADS
-        if (failed) {
+        Py_BEGIN_ALLOW_THREADS failed = bytes && (tcg_synchronize(device, array->stream, &err) ||
+                                                  tcg_download(device, host, array->memory->data, bytes, &err));
+        Py_END_ALLOW_THREADS if (failed) {
             free(host);
             tcg_raise(state_of(self), &err);
             return NULL;
@@ -256,10 +239,8 @@ static PyObject *py_array_dlpack(PyObject *self, PyObject *args, PyObject *kwarg
         return export(array, version[0] >= 1, host);
     }
     if (wait && array->count && stream != array->stream) {
-        Py_BEGIN_ALLOW_THREADS
-        failed = tcg_stream_wait(device, stream, array->stream, &err);
-        Py_END_ALLOW_THREADS
-        if (failed) {
+        Py_BEGIN_ALLOW_THREADS failed = tcg_stream_wait(device, stream, array->stream, &err);
+        Py_END_ALLOW_THREADS if (failed) {
             tcg_raise(state_of(self), &err);
             return NULL;
         }
@@ -268,31 +249,27 @@ static PyObject *py_array_dlpack(PyObject *self, PyObject *args, PyObject *kwarg
     return export(array, version[0] >= 1, NULL);
 }
 
-static PyObject *py_array_dlpack_device(PyObject *self, PyObject *unused)
-{
+static PyObject *py_array_dlpack_device(PyObject *self, PyObject *unused) {
     (void)unused;
     return Py_BuildValue("(ii)", kDLCUDA, ((tcg_array *)self)->memory->device);
 }
 
-static PyObject *array_cai(PyObject *self, void *closure)
-{
+static PyObject *array_cai(PyObject *self, void *closure) {
     static const char *const typestr[TCG_DTYPE_COUNT] = {[TCG_f16] = "<f2", [TCG_bf16] = "<V2", [TCG_f32] = "<f4"};
     const tcg_array *array = (const tcg_array *)self;
     (void)closure;
-    return Py_BuildValue("{s:N,s:s,s:(KO),s:i,s:O,s:K}", "shape", tcg_shape_tuple(array->ndim, array->shape), "typestr",
-                         typestr[array->dtype], "data", (unsigned long long)(uintptr_t)array->memory->data, Py_False, "version", 3,
-                         "strides", Py_None, "stream", (unsigned long long)array->stream);
+    return Py_BuildValue("{s:N,s:s,s:(KO),s:i,s:O,s:K}", "shape", tcg_shape_tuple(array->ndim, array->shape),
+                         "typestr", typestr[array->dtype], "data", (unsigned long long)(uintptr_t)array->memory->data,
+                         Py_False, "version", 3, "strides", Py_None, "stream", (unsigned long long)array->stream);
 }
 
-static PyObject *array_shape(PyObject *self, void *closure)
-{
+static PyObject *array_shape(PyObject *self, void *closure) {
     const tcg_array *array = (const tcg_array *)self;
     (void)closure;
     return tcg_shape_tuple(array->ndim, array->shape);
 }
 
-static PyObject *array_strides(PyObject *self, void *closure)
-{
+static PyObject *array_strides(PyObject *self, void *closure) {
     const tcg_array *array = (const tcg_array *)self;
     int64_t strides[TCG_MAX_NDIM], stride = tcg_dtype_bytes[array->dtype];
     (void)closure;
@@ -303,38 +280,33 @@ static PyObject *array_strides(PyObject *self, void *closure)
     return tcg_shape_tuple(array->ndim, strides);
 }
 
-static PyObject *array_dtype(PyObject *self, void *closure)
-{
+static PyObject *array_dtype(PyObject *self, void *closure) {
     (void)closure;
     return PyUnicode_FromString(tcg_dtype_names[((tcg_array *)self)->dtype]);
 }
 
-static PyObject *array_device(PyObject *self, void *closure)
-{
+static PyObject *array_device(PyObject *self, void *closure) {
     (void)closure;
     return PyUnicode_FromFormat("cuda:%d", ((tcg_array *)self)->memory->device);
 }
 
-static PyObject *array_ndim(PyObject *self, void *closure)
-{
+static PyObject *array_ndim(PyObject *self, void *closure) {
     (void)closure;
     return PyLong_FromLong(((tcg_array *)self)->ndim);
 }
 
-static PyObject *array_nbytes(PyObject *self, void *closure)
-{
+static PyObject *array_nbytes(PyObject *self, void *closure) {
     const tcg_array *array = (const tcg_array *)self;
     (void)closure;
     return PyLong_FromLongLong(array->count * tcg_dtype_bytes[array->dtype]);
 }
 
-static PyObject *array_repr(PyObject *self)
-{
+static PyObject *array_repr(PyObject *self) {
     const tcg_array *array = (const tcg_array *)self;
     PyObject *text = NULL, *shape = tcg_shape_text(array->ndim, array->shape);
     if (shape)
-        text = PyUnicode_FromFormat("tcgemm.Array(shape=%U, dtype=%s, device=cuda:%d)", shape, tcg_dtype_names[array->dtype],
-                                    array->memory->device);
+        text = PyUnicode_FromFormat("tcgemm.Array(shape=%U, dtype=%s, device=cuda:%d)", shape,
+                                    tcg_dtype_names[array->dtype], array->memory->device);
     Py_XDECREF(shape);
     return text;
 }
@@ -347,7 +319,8 @@ static PyMethodDef array_methods[] = {
 };
 
 static PyGetSetDef array_getset[] = {
-    {"__cuda_array_interface__", array_cai, NULL, PyDoc_STR("Version 3 of the CUDA array interface, with the result's stream."), NULL},
+    {"__cuda_array_interface__", array_cai, NULL,
+     PyDoc_STR("Version 3 of the CUDA array interface, with the result's stream."), NULL},
     {"shape", array_shape, NULL, PyDoc_STR("Sizes of the axes."), NULL},
     {"strides", array_strides, NULL, PyDoc_STR("Bytes from one element to the next along each axis."), NULL},
     {"dtype", array_dtype, NULL, PyDoc_STR("\"float16\", \"bfloat16\" or \"float32\"."), NULL},
@@ -357,19 +330,17 @@ static PyGetSetDef array_getset[] = {
     {0},
 };
 
-PyDoc_STRVAR(array_doc,
-"A result in device memory that tcgemm owns, packed and row-major.\n\n"
-"What matmul gives for device operands without a framework: DLPack capsules and objects that have\n"
-"__cuda_array_interface__ alone. Any framework takes it: torch.from_dlpack(x), cupy.from_dlpack(x); so does matmul.\n"
-"Work may still be under way when it is returned; both interfaces make the consumer's stream wait for it.");
+PyDoc_STRVAR(
+    array_doc,
+    "A result in device memory that tcgemm owns, packed and row-major.\n\n"
+    "What matmul gives for device operands without a framework: DLPack capsules and objects that have\n"
+    "__cuda_array_interface__ alone. Any framework takes it: torch.from_dlpack(x), cupy.from_dlpack(x); so does "
+    "matmul.\n"
+    "Work may still be under way when it is returned; both interfaces make the consumer's stream wait for it.");
 
 static PyType_Slot array_slots[] = {
-    {Py_tp_doc, (void *)array_doc},
-    {Py_tp_dealloc, array_dealloc},
-    {Py_tp_repr, array_repr},
-    {Py_tp_methods, array_methods},
-    {Py_tp_getset, array_getset},
-    {0, NULL},
+    {Py_tp_doc, (void *)array_doc}, {Py_tp_dealloc, array_dealloc}, {Py_tp_repr, array_repr},
+    {Py_tp_methods, array_methods}, {Py_tp_getset, array_getset},   {0, NULL},
 };
 
 PyType_Spec tcg_array_spec = {

@@ -1,19 +1,16 @@
-/* __cuda_array_interface__ (versions 2 and 3), and NumPy's __array_interface__, whose dict is the same but for where
- * the memory is. The object itself owns the memory: there is nothing to give back. */
+/* __cuda_array_interface__, versions 2 and 3. The object itself owns the memory: there is nothing to give back. */
 #include "tensor.h"
 
 #include <string.h>
 
 /* A borrowed entry of the dict; NULL without an exception when it is missing or None. */
-static PyObject *entry(PyObject *interface, PyObject *key)
-{
+static PyObject *entry(PyObject *interface, PyObject *key) {
     PyObject *found = PyDict_GetItemWithError(interface, key);
     return found == Py_None ? NULL : found;
 }
 
 /* Whether an array of two-byte voids is bfloat16: nothing in the interface says so, the array's own dtype does. */
-static int is_bfloat16(tcg_state *state, tcg_tensor *tensor)
-{
+static int is_bfloat16(tcg_state *state, tcg_tensor *tensor) {
     PyObject *dtype = NULL, *name = NULL;
     int is = tcg_optional_attr(tensor->object, state->str_dtype, &dtype);
     if (is > 0)
@@ -25,18 +22,41 @@ static int is_bfloat16(tcg_state *state, tcg_tensor *tensor)
     return is;
 }
 
-static int read_typestr(tcg_state *state, tcg_tensor *tensor, PyObject *object, int64_t *item_bytes)
-{
+static const char swapped = PY_BIG_ENDIAN ? '<' : '>';
+
+static int64_t typestr_bytes(const char *text) {
+    int64_t bytes = 0;
+    for (const char *digit = text + 2; *digit >= '0' && *digit <= '9' && bytes < INT32_MAX; digit++)
+        bytes = 10 * bytes + (*digit - '0');
+    return bytes;
+}
+
+void tcg_typestr_text(tcg_tensor *tensor, const char *text) {
+    static const struct {
+        char kind;
+        const char *word;
+    } kinds[] = {{'i', "int"}, {'u', "uint"}, {'f', "float"}, {'c', "complex"}};
+    char *name = tensor->dtype_text;
+    const size_t size = sizeof tensor->dtype_text;
+    snprintf(name, size, "typestr %.16s", text);
+    if (text[0] == swapped)
+        return;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        if (kinds[i].kind == text[1])
+            snprintf(name, size, "%s%lld", kinds[i].word, 8 * (long long)typestr_bytes(text));
+    if (text[1] == 'b')
+        snprintf(name, size, "bool");
+}
+
+static int read_typestr(tcg_state *state, tcg_tensor *tensor, PyObject *object, int64_t *item_bytes) {
     const char *text = object && PyUnicode_Check(object) ? PyUnicode_AsUTF8(object) : NULL;
     if (!text || strlen(text) < 2 || !strchr("<>|=", text[0])) {
         if (!PyErr_Occurred())
-            PyErr_Format(PyExc_TypeError, "%s: the array interface's typestr is %R", tensor->name, object ? object : Py_None);
+            PyErr_Format(PyExc_TypeError, "%s: the array interface's typestr is %R", tensor->name,
+                         object ? object : Py_None);
         return -1;
     }
-    const char swapped = PY_BIG_ENDIAN ? '<' : '>';
-    *item_bytes = 0;
-    for (const char *digit = text + 2; *digit >= '0' && *digit <= '9' && *item_bytes < INT32_MAX; digit++)
-        *item_bytes = 10 * *item_bytes + (*digit - '0');
+    *item_bytes = typestr_bytes(text);
     tensor->dtype = -1;
     if (text[0] != swapped) {
         if (!strcmp(text + 1, "f2"))
@@ -51,37 +71,22 @@ static int read_typestr(tcg_state *state, tcg_tensor *tensor, PyObject *object, 
                 tensor->dtype = TCG_bf16;
         }
     }
-    if (tensor->dtype < 0) {
-        static const struct {
-            char kind;
-            const char *word;
-        } kinds[] = {{'i', "int"}, {'u', "uint"}, {'f', "float"}, {'c', "complex"}};
-        char *name = tensor->dtype_text;
-        const size_t size = sizeof tensor->dtype_text;
-        snprintf(name, size, "typestr %.16s", text);
-        if (text[0] != swapped) {
-            for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
-                if (kinds[i].kind == text[1])
-                    snprintf(name, size, "%s%lld", kinds[i].word, 8 * (long long)*item_bytes);
-            if (text[1] == 'b')
-                snprintf(name, size, "bool");
-        }
-    }
+    if (tensor->dtype < 0)
+        tcg_typestr_text(tensor, text);
     return 0;
 }
 
 /* Reads a tuple of `count` sizes, or of any count when *count is -1. */
-static int read_sizes(const tcg_tensor *tensor, PyObject *tuple, const char *what, int *count, int64_t *sizes)
-{
+static int read_sizes(const tcg_tensor *tensor, PyObject *tuple, const char *what, int *count, int64_t *sizes) {
     if (!tuple || !PyTuple_Check(tuple)) {
-        PyErr_Format(PyExc_TypeError, "%s: the array interface's %s is %R; expected a tuple of integers", tensor->name, what,
-                     tuple ? tuple : Py_None);
+        PyErr_Format(PyExc_TypeError, "%s: the array interface's %s is %R; expected a tuple of integers",
+                     tensor->name, what, tuple ? tuple : Py_None);
         return -1;
     }
     Py_ssize_t length = PyTuple_GET_SIZE(tuple);
     if (*count < 0 ? length > TCG_MAX_NDIM : length != *count) {
-        PyErr_Format(PyExc_ValueError, "%s: the array interface's %s has %zd entries; expected %s%d", tensor->name, what, length,
-                     *count < 0 ? "at most " : "", *count < 0 ? TCG_MAX_NDIM : *count);
+        PyErr_Format(PyExc_ValueError, "%s: the array interface's %s has %zd entries; expected %s%d", tensor->name,
+                     what, length, *count < 0 ? "at most " : "", *count < 0 ? TCG_MAX_NDIM : *count);
         return -1;
     }
     for (Py_ssize_t i = 0; i < length; i++) {
@@ -92,13 +97,12 @@ static int read_sizes(const tcg_tensor *tensor, PyObject *tuple, const char *wha
     return 0;
 }
 
-static int read_data(tcg_tensor *tensor, PyObject *data)
-{
+static int read_data(tcg_tensor *tensor, PyObject *data) {
     PyObject *pointer;
     uintptr_t address = 0;
     if (!data || !PyTuple_Check(data) || PyTuple_GET_SIZE(data) != 2) {
-        PyErr_Format(PyExc_TypeError, "%s: the array interface's data is %R; expected (pointer, read-only)", tensor->name,
-                     data ? data : Py_None);
+        PyErr_Format(PyExc_TypeError, "%s: the array interface's data is %R; expected (pointer, read-only)",
+                     tensor->name, data ? data : Py_None);
         return -1;
     }
     pointer = PyTuple_GET_ITEM(data, 0);
@@ -113,15 +117,14 @@ static int read_data(tcg_tensor *tensor, PyObject *data)
     return 0;
 }
 
-static int read_stream(tcg_state *state, tcg_tensor *tensor, PyObject *interface)
-{
+static int read_stream(tcg_state *state, tcg_tensor *tensor, PyObject *interface) {
     PyObject *object = entry(interface, state->str_version), *stream;
     int64_t version = 0;
     if (PyErr_Occurred() || (object && tcg_read_int(tensor->name, "the array interface's version", object, &version)))
         return -1;
     if (version != 2 && version != 3) {
-        PyErr_Format(PyExc_ValueError, "%s: __cuda_array_interface__ version %lld; versions 2 and 3 are understood", tensor->name,
-                     (long long)version);
+        PyErr_Format(PyExc_ValueError, "%s: __cuda_array_interface__ version %lld; versions 2 and 3 are understood",
+                     tensor->name, (long long)version);
         return -1;
     }
     if (entry(interface, state->str_mask)) {
@@ -134,7 +137,9 @@ static int read_stream(tcg_state *state, tcg_tensor *tensor, PyObject *interface
     if (tcg_read_address(tensor->name, "the array interface's stream", stream, &tensor->stream))
         return -1;
     if (!tensor->stream) {
-        PyErr_Format(PyExc_ValueError, "%s: __cuda_array_interface__ stream 0 is ambiguous; 1 is the legacy default stream, 2 the per-thread one",
+        PyErr_Format(PyExc_ValueError,
+                     "%s: __cuda_array_interface__ stream 0 is ambiguous; 1 is the legacy default stream, 2 the "
+                     "per-thread one",
                      tensor->name);
         return -1;
     }
@@ -142,17 +147,13 @@ static int read_stream(tcg_state *state, tcg_tensor *tensor, PyObject *interface
 }
 
 /* An interface names no device: the pointer's own, or where there is no memory, what the array says. */
-static int find_device(tcg_state *state, tcg_tensor *tensor)
-{
+static int find_device(tcg_state *state, tcg_tensor *tensor) {
     tcg_error err;
     int failed;
     if (tensor->count) {
         const void *pointer = tensor->data + tensor->low * (tensor->dtype < 0 ? 1 : tcg_dtype_bytes[tensor->dtype]);
-        Py_BEGIN_ALLOW_THREADS
-        failed = tcg_pointer_device(pointer, &tensor->device, &err);
-        Py_END_ALLOW_THREADS
-        if (failed)
-            return tcg_raise(state, &err);
+        Py_BEGIN_ALLOW_THREADS failed = tcg_pointer_device(pointer, &tensor->device, &err);
+        Py_END_ALLOW_THREADS if (failed) return tcg_raise(state, &err);
         if (tensor->device < 0) {
             PyErr_Format(PyExc_ValueError, "%s: __cuda_array_interface__ points to host memory", tensor->name);
             return -1;
@@ -175,29 +176,37 @@ static int find_device(tcg_state *state, tcg_tensor *tensor)
     return 0;
 }
 
-int tcg_interface_locate(tcg_state *state, tcg_tensor *tensor)
-{
-    bool cuda = tensor->type->protocol == TCG_PROTOCOL_INTERFACE;
-    PyObject *owner = tensor->held ? tensor->held : tensor->object;
-    PyObject *interface = PyObject_GetAttr(owner, cuda ? state->str___cuda_array_interface__ : state->str___array_interface__);
-    PyObject *strides;
+int tcg_interface_locate(tcg_state *state, tcg_tensor *tensor) {
+    PyObject *interface = PyObject_GetAttr(tensor->object, state->str___cuda_array_interface__);
+    PyObject *strides, *numba_strides = NULL;
     int64_t item_bytes = 0;
     int failed = -1, ndim = -1;
 
     if (!interface)
         return -1;
     if (!PyDict_Check(interface)) {
-        PyErr_Format(PyExc_TypeError, "%s: the array interface is %s; expected a dict", tensor->name, Py_TYPE(interface)->tp_name);
+        PyErr_Format(PyExc_TypeError, "%s: the array interface is %s; expected a dict", tensor->name,
+                     Py_TYPE(interface)->tp_name);
         goto done;
     }
-    if (cuda && read_stream(state, tensor, interface))
-        goto done;
-    if (read_typestr(state, tensor, entry(interface, state->str_typestr), &item_bytes) ||
+    /* A copy: the array may give a dict of its own, and what is read from it below runs Python code. */
+    Py_SETREF(interface, PyDict_Copy(interface));
+    if (!interface)
+        return -1;
+    if (read_stream(state, tensor, interface) ||
+        read_typestr(state, tensor, entry(interface, state->str_typestr), &item_bytes) ||
         read_sizes(tensor, entry(interface, state->str_shape), "shape", &ndim, tensor->shape) ||
         read_data(tensor, entry(interface, state->str_data)))
         goto done;
     tensor->ndim = ndim;
     strides = entry(interface, state->str_strides);
+    /* Numba leaves strides of 0 out of account when it calls an array contiguous; its attribute tells them. */
+    if (!strides && !PyErr_Occurred() && tensor->type->framework == TCG_FRAMEWORK_NUMBA) {
+        numba_strides = PyObject_GetAttr(tensor->object, state->str_strides);
+        if (!numba_strides)
+            goto done;
+        strides = numba_strides;
+    }
     if (strides) {
         if (read_sizes(tensor, strides, "strides", &ndim, tensor->strides))
             goto done;
@@ -207,17 +216,18 @@ int tcg_interface_locate(tcg_state *state, tcg_tensor *tensor)
                 continue;
             }
             if (tensor->strides[i] % item_bytes) {
-                PyErr_Format(PyExc_ValueError, "%s: a stride of %lld bytes is no multiple of the element's %lld", tensor->name,
-                             (long long)tensor->strides[i], (long long)item_bytes);
+                PyErr_Format(PyExc_ValueError, "%s: a stride of %lld bytes is no multiple of the element's %lld",
+                             tensor->name, (long long)tensor->strides[i], (long long)item_bytes);
                 goto done;
             }
             tensor->strides[i] /= item_bytes;
         }
     }
-    if (PyErr_Occurred() || tcg_tensor_layout(tensor, strides != NULL) || (cuda && find_device(state, tensor)))
+    if (PyErr_Occurred() || tcg_tensor_layout(tensor, strides != NULL) || find_device(state, tensor))
         goto done;
     failed = 0;
 done:
+    Py_XDECREF(numba_strides);
     Py_DECREF(interface);
     return failed;
 }

@@ -35,10 +35,9 @@ typedef struct call {
     bool launched; /* the device may be reading and writing from here on */
 } call;
 
-/* ---- arguments ------------------------------------------------------------------------------------------------------------ */
+/* ---- arguments ------------------------------------------------------------------------------------------------- */
 
-static int read_handle(PyObject *object, const char *what, uintptr_t *stream)
-{
+static int read_handle(PyObject *object, const char *what, uintptr_t *stream) {
     if (PyBool_Check(object)) {
         PyErr_Format(PyExc_TypeError, "stream: %s is %R; expected an integer", what, object);
         return -1;
@@ -51,8 +50,7 @@ static int read_handle(PyObject *object, const char *what, uintptr_t *stream)
 }
 
 /* __cuda_stream__ is a method or an attribute and means (0, handle). */
-static int read_cuda_stream(PyObject *attribute, uintptr_t *stream)
-{
+static int read_cuda_stream(PyObject *attribute, uintptr_t *stream) {
     PyObject *pair = PyCallable_Check(attribute) ? PyObject_CallNoArgs(attribute) : Py_NewRef(attribute);
     int failed = -1;
     if (!pair)
@@ -70,8 +68,7 @@ static int read_cuda_stream(PyObject *attribute, uintptr_t *stream)
     return failed;
 }
 
-static int read_stream(tcg_state *state, PyObject *object, uintptr_t *stream)
-{
+static int read_stream(tcg_state *state, PyObject *object, uintptr_t *stream) {
     PyObject *const names[] = {state->str___cuda_stream__, state->str_cuda_stream, state->str_ptr};
     if (PyLong_Check(object))
         return read_handle(object, "the handle", stream);
@@ -82,22 +79,24 @@ static int read_stream(tcg_state *state, PyObject *object, uintptr_t *stream)
             return -1;
         if (!has)
             continue;
-        failed = i == 0 ? read_cuda_stream(attribute, stream) : read_handle(attribute, PyUnicode_AsUTF8(names[i]), stream);
+        failed =
+            i == 0 ? read_cuda_stream(attribute, stream) : read_handle(attribute, PyUnicode_AsUTF8(names[i]), stream);
         Py_DECREF(attribute);
         return failed;
     }
-    PyErr_Format(PyExc_TypeError, "stream: expected an int handle or an object with __cuda_stream__, cuda_stream or ptr, got %s",
+    PyErr_Format(PyExc_TypeError,
+                 "stream: expected an int handle or an object with __cuda_stream__, cuda_stream or ptr, got %s",
                  Py_TYPE(object)->tp_name);
     return -1;
 }
 
-int tcg_options_kernel(PyObject *object, tcg_options *options)
-{
+int tcg_options_kernel(PyObject *object, tcg_options *options) {
     const char *name;
     if (object == Py_None)
         return 0;
     if (!PyUnicode_Check(object)) {
-        PyErr_Format(PyExc_TypeError, "kernel: expected a family's or a kernel's name, got %s", Py_TYPE(object)->tp_name);
+        PyErr_Format(PyExc_TypeError, "kernel: expected a family's or a kernel's name, got %s",
+                     Py_TYPE(object)->tp_name);
         return -1;
     }
     name = PyUnicode_AsUTF8(object);
@@ -113,18 +112,20 @@ int tcg_options_kernel(PyObject *object, tcg_options *options)
     if (!kernel) {
         char families[256] = "";
         for (int i = 0; i < TCG_FAMILY_COUNT; i++)
-            snprintf(families + strlen(families), sizeof families - strlen(families), "%s%s", i ? ", " : "", tcg_family_names[i]);
-        PyErr_Format(PyExc_ValueError, "kernel: expected a family (%s) or a name from tcgemm.kernels(), got %R", families, object);
+            snprintf(families + strlen(families), sizeof families - strlen(families), "%s%s", i ? ", " : "",
+                     tcg_family_names[i]);
+        PyErr_Format(PyExc_ValueError, "kernel: expected a family (%s) or a name from tcgemm.kernels(), got %R",
+                     families, object);
         return -1;
     }
     options->kernel = kernel->index;
     return 0;
 }
 
-static int read_option(call *c, const char *function, PyObject *name, PyObject *value)
-{
+static int read_option(call *c, const char *function, PyObject *name, PyObject *value) {
     tcg_state *state = c->state;
-    PyObject *const names[] = {state->str_out, state->str_out_dtype, state->str_stream, state->str_kernel, state->str_batch_invariant};
+    PyObject *const names[] = {state->str_out, state->str_out_dtype, state->str_stream, state->str_kernel,
+                               state->str_batch_invariant};
     int which = 0;
     while (which < 5 && name != names[which])
         which++;
@@ -159,7 +160,8 @@ static int read_option(call *c, const char *function, PyObject *name, PyObject *
         return tcg_options_kernel(value, &c->options);
     default:
         if (!PyBool_Check(value)) {
-            PyErr_Format(PyExc_TypeError, "batch_invariant: expected True, False or None, got %s", Py_TYPE(value)->tp_name);
+            PyErr_Format(PyExc_TypeError, "batch_invariant: expected True, False or None, got %s",
+                         Py_TYPE(value)->tp_name);
             return -1;
         }
         c->options.batch_invariant = value == Py_True;
@@ -167,8 +169,7 @@ static int read_option(call *c, const char *function, PyObject *name, PyObject *
     }
 }
 
-static void call_init(call *c, PyObject *module, call_mode mode)
-{
+static void call_init(call *c, PyObject *module, call_mode mode) {
     c->state = PyModule_GetState(module);
     c->mode = mode;
     c->has_out = c->has_stream = c->has_kernel = c->must_enter = c->launched = false;
@@ -183,11 +184,11 @@ static void call_init(call *c, PyObject *module, call_mode mode)
     tcg_tensor_init(&c->out, "the result", NULL);
 }
 
-static int read_arguments(call *c, const char *function, PyObject *const *args, Py_ssize_t count, PyObject *kwnames)
-{
+static int read_arguments(call *c, const char *function, PyObject *const *args, Py_ssize_t count, PyObject *kwnames) {
     Py_ssize_t expected = c->mode == CALL_TIME ? 3 : 2, keywords = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
     if (count != expected) {
-        PyErr_Format(PyExc_TypeError, "%s() takes exactly %zd positional arguments (%zd given)", function, expected, count);
+        PyErr_Format(PyExc_TypeError, "%s() takes exactly %zd positional arguments (%zd given)", function, expected,
+                     count);
         return -1;
     }
     tcg_tensor_init(&c->a, "a", args[0]);
@@ -207,10 +208,9 @@ static int read_arguments(call *c, const char *function, PyObject *const *args, 
     return 0;
 }
 
-/* ---- operands -------------------------------------------------------------------------------------------------------------- */
+/* ---- operands -------------------------------------------------------------------------------------------------- */
 
-static int find_device(call *c)
-{
+static int find_device(call *c) {
     tcg_tensor *const tensors[] = {&c->a, &c->b, &c->out};
     const tcg_tensor *chosen = NULL;
     char here[24], there[24];
@@ -220,8 +220,8 @@ static int find_device(call *c)
         if (chosen ? t->device != chosen->device && !(t->any_device && chosen->device != TCG_HOST)
                    : host != (c->a.device == TCG_HOST)) {
             const tcg_tensor *first = chosen ? chosen : &c->a;
-            PyErr_Format(PyExc_ValueError, "%s: on %s, but %s is on %s", t->name, tcg_device_text(t->device, here), first->name,
-                         tcg_device_text(first->device, there));
+            PyErr_Format(PyExc_ValueError, "%s: on %s, but %s is on %s", t->name, tcg_device_text(t->device, here),
+                         first->name, tcg_device_text(first->device, there));
             return -1;
         }
         if (!chosen && !t->any_device)
@@ -232,8 +232,7 @@ static int find_device(call *c)
 }
 
 /* The stream on which an operand's producer works, where it differs from the one of `a`. */
-static int find_operand_stream(call *c, tcg_tensor *t)
-{
+static int find_operand_stream(call *c, tcg_tensor *t) {
     if (t->type->framework == c->a.type->framework && t->type->framework != TCG_FRAMEWORK_NONE && !c->has_stream)
         t->stream = 0; /* the framework's current stream, as for a */
     else if (t->type->protocol == TCG_PROTOCOL_EXCHANGE && t->type->api != c->a.type->api && !c->has_stream)
@@ -241,8 +240,7 @@ static int find_operand_stream(call *c, tcg_tensor *t)
     return 0;
 }
 
-static int acquire(call *c)
-{
+static int acquire(call *c) {
     tcg_tensor *const tensors[] = {&c->a, &c->b, &c->out};
     const int count = 2 + c->has_out;
 
@@ -274,7 +272,8 @@ static int acquire(call *c)
         if (i > 0 && find_operand_stream(c, t))
             return -1;
         /* torch on the stream that is current for torch, or one that the caller names: no more is to be ordered. */
-        if (tcg_tensor_finish(c->state, t, torch && (c->has_stream || c->a.type->framework == TCG_FRAMEWORK_TORCH) ? 0 : c->stream))
+        if (tcg_tensor_finish(
+                c->state, t, torch && (c->has_stream || c->a.type->framework == TCG_FRAMEWORK_TORCH) ? 0 : c->stream))
             return -1;
         if (t->stream == c->stream)
             t->stream = 0;
@@ -282,13 +281,11 @@ static int acquire(call *c)
     return 0;
 }
 
-static const char *dtype_text(const tcg_tensor *t)
-{
+static const char *dtype_text(const tcg_tensor *t) {
     return t->dtype < 0 ? t->dtype_text : tcg_dtype_names[t->dtype];
 }
 
-static int check_dtypes(call *c)
-{
+static int check_dtypes(call *c) {
     if (c->a.dtype < 0 || c->a.dtype != c->b.dtype) {
         PyErr_Format(PyExc_TypeError, "a is %s and b is %s; " TCG_SUPPORTED, dtype_text(&c->a), dtype_text(&c->b));
         return -1;
@@ -296,22 +293,22 @@ static int check_dtypes(call *c)
     if (c->out_dtype < 0)
         c->out_dtype = c->a.dtype;
     if (c->out_dtype != c->a.dtype && c->out_dtype != TCG_f32) {
-        PyErr_Format(PyExc_TypeError, "out_dtype: expected %s%s for operands of %s, got %s", tcg_dtype_names[c->a.dtype],
-                     c->a.dtype == TCG_f32 ? "" : " or float32", tcg_dtype_names[c->a.dtype], tcg_dtype_names[c->out_dtype]);
+        PyErr_Format(PyExc_TypeError, "out_dtype: expected %s%s for operands of %s, got %s",
+                     tcg_dtype_names[c->a.dtype], c->a.dtype == TCG_f32 ? "" : " or float32",
+                     tcg_dtype_names[c->a.dtype], tcg_dtype_names[c->out_dtype]);
         return -1;
     }
     if (c->has_out && c->out.dtype != c->out_dtype) {
-        PyErr_Format(PyExc_TypeError, "out: expected %s, got %s%s", tcg_dtype_names[c->out_dtype], dtype_text(&c->out),
-                     c->out.dtype == TCG_f32 ? " (pass out_dtype=\"float32\" as well)" : "");
+        PyErr_Format(PyExc_TypeError, "out: expected %s, got %s%s", tcg_dtype_names[c->out_dtype],
+                     dtype_text(&c->out), c->out.dtype == TCG_f32 ? " (pass out_dtype=\"float32\" as well)" : "");
         return -1;
     }
     return 0;
 }
 
-/* ---- shapes ------------------------------------------------------------------------------------------------------------------ */
+/* ---- shapes ---------------------------------------------------------------------------------------------------- */
 
-static int fail_shapes(const call *c, const char *format, long long expected, long long got)
-{
+static int fail_shapes(const call *c, const char *format, long long expected, long long got) {
     PyObject *a = tcg_shape_text(c->a.ndim, c->a.shape), *b = tcg_shape_text(c->b.ndim, c->b.shape);
     PyObject *detail = PyUnicode_FromFormat(format, expected, got);
     if (a && b && detail)
@@ -323,11 +320,13 @@ static int fail_shapes(const call *c, const char *format, long long expected, lo
 }
 
 /* M, N, K, the broadcast batch and the result's shape; a's and b's matrix strides. */
-static int find_shapes(call *c)
-{
+static int find_shapes(call *c) {
     const tcg_tensor *a = &c->a, *b = &c->b;
     if (a->ndim == 0 || b->ndim == 0)
-        return fail_shapes(c, a->ndim ? "b: expected one or more dimensions, got a 0-d array" : "a: expected one or more dimensions, got a 0-d array", 0, 0);
+        return fail_shapes(c,
+                           a->ndim ? "b: expected one or more dimensions, got a 0-d array"
+                                   : "a: expected one or more dimensions, got a 0-d array",
+                           0, 0);
     const bool rows = a->ndim > 1, columns = b->ndim > 1;
     const int batch_a = rows ? a->ndim - 2 : 0, batch_b = columns ? b->ndim - 2 : 0;
     const int batch = batch_a > batch_b ? batch_a : batch_b;
@@ -366,25 +365,25 @@ static int find_shapes(call *c)
     return 0;
 }
 
-static int check_aligned(const tcg_tensor *t)
-{
+static int check_aligned(const tcg_tensor *t) {
     int bytes = tcg_dtype_bytes[t->dtype];
     if (t->count && (uintptr_t)t->data % (uintptr_t)bytes) {
-        PyErr_Format(PyExc_ValueError, "%s: on the device, expected an address that is a multiple of the element's %d bytes, got %p", t->name,
-                     bytes, t->data);
+        PyErr_Format(PyExc_ValueError,
+                     "%s: on the device, expected an address that is a multiple of the element's %d bytes, got %p",
+                     t->name, bytes, t->data);
         return -1;
     }
     return 0;
 }
 
-static int check_out(const call *c)
-{
+static int check_out(const call *c) {
     const tcg_tensor *out = &c->out, *const inputs[] = {&c->a, &c->b};
     bool same = out->ndim == c->result_ndim;
     for (int i = 0; same && i < out->ndim; i++)
         same = out->shape[i] == c->result_shape[i];
     if (!same) {
-        PyObject *expected = tcg_shape_text(c->result_ndim, c->result_shape), *got = tcg_shape_text(out->ndim, out->shape);
+        PyObject *expected = tcg_shape_text(c->result_ndim, c->result_shape),
+                 *got = tcg_shape_text(out->ndim, out->shape);
         if (expected && got)
             PyErr_Format(PyExc_ValueError, "out: expected the shape %U, got %U", expected, got);
         Py_XDECREF(expected);
@@ -409,8 +408,7 @@ static int check_out(const call *c)
 }
 
 /* C's strides, from a tensor of the result's shape. */
-static void place_result(call *c)
-{
+static void place_result(call *c) {
     const tcg_tensor *out = &c->out;
     const bool rows = c->a.ndim > 1, columns = c->b.ndim > 1;
     c->matrix_c.data = out->data;
@@ -419,16 +417,14 @@ static void place_result(call *c)
 }
 
 /* An operand's stride along a batch axis: 0 where it is broadcast. */
-static int64_t batch_stride(const tcg_tensor *t, int ndim, int at)
-{
+static int64_t batch_stride(const tcg_tensor *t, int ndim, int at) {
     return at < 0 || at >= ndim || t->shape[at] == 1 ? 0 : t->strides[at];
 }
 
 /* Batch axes into as few as the strides allow: neighbours that step as one axis become one; an axis along which b (or
  * a) stays the same becomes part of M (or N), so that (B, M, K) @ (K, N) is one product. Those beyond what a launch
  * takes, the shortest, go to the loop. */
-static void merge_batch(call *c)
-{
+static void merge_batch(call *c) {
     tcg_problem *p = &c->problem;
     tcg_batch_dim axes[TCG_MAX_NDIM];
     int count = 0;
@@ -452,7 +448,8 @@ static void merge_batch(call *c)
         tcg_batch_dim *inner = count ? &axes[count - 1] : NULL;
         if (axis.size == 1)
             continue;
-        if (inner && axis.a == inner->a * inner->size && axis.b == inner->b * inner->size && axis.c == inner->c * inner->size)
+        if (inner && axis.a == inner->a * inner->size && axis.b == inner->b * inner->size &&
+            axis.c == inner->c * inner->size)
             inner->size *= axis.size;
         else
             axes[count++] = axis;
@@ -491,39 +488,32 @@ static void merge_batch(call *c)
     memcpy(p->batch, axes, (size_t)count * sizeof *axes);
 }
 
-/* ---- on the device ------------------------------------------------------------------------------------------------------------- */
+/* ---- on the device --------------------------------------------------------------------------------------------- */
 
-int tcg_device_props_of(tcg_state *state, int device, const tcg_device_props **props)
-{
+int tcg_device_props_of(tcg_state *state, int device, const tcg_device_props **props) {
     tcg_error err;
     int failed;
     bool known = device >= 0 && device < TCG_SEEN_DEVICES;
     if (known && atomic_load_explicit(&state->seen[device], memory_order_relaxed))
         return tcg_device(device, props, &err) ? tcg_raise(state, &err) : 0;
     Py_BEGIN_ALLOW_THREADS /* the first call starts the driver */
-    failed = tcg_device(device, props, &err);
-    Py_END_ALLOW_THREADS
-    if (failed)
-        return tcg_raise(state, &err);
+        failed = tcg_device(device, props, &err);
+    Py_END_ALLOW_THREADS if (failed) return tcg_raise(state, &err);
     if (known)
         atomic_store_explicit(&state->seen[device], true, memory_order_relaxed);
     return 0;
 }
 
-static int stream_wait(call *c, uintptr_t waiter, uintptr_t stream)
-{
+static int stream_wait(call *c, uintptr_t waiter, uintptr_t stream) {
     tcg_error err;
     int failed;
-    Py_BEGIN_ALLOW_THREADS
-    failed = tcg_stream_wait(c->device, waiter, stream, &err);
-    Py_END_ALLOW_THREADS
-    return failed ? tcg_raise(c->state, &err) : 0;
+    Py_BEGIN_ALLOW_THREADS failed = tcg_stream_wait(c->device, waiter, stream, &err);
+    Py_END_ALLOW_THREADS return failed ? tcg_raise(c->state, &err) : 0;
 }
 
-/* The launch waits for what operands' producers have under way on other streams; afterwards those streams wait for the
- * launch, so that memory which goes back to a pool of theirs is not used again too early. */
-static int join_streams(call *c, bool after)
-{
+/* The launch waits for what operands' producers have under way on other streams; afterwards those streams wait for
+ * the launch, so that memory which goes back to a pool of theirs is not used again too early. */
+static int join_streams(call *c, bool after) {
     const tcg_tensor *const tensors[] = {&c->a, &c->b, &c->out};
     for (int i = 0; i < 2 + c->has_out; i++) {
         uintptr_t other = tensors[i]->stream;
@@ -533,8 +523,7 @@ static int join_streams(call *c, bool after)
     return 0;
 }
 
-static void free_workspace(call *c)
-{
+static void free_workspace(call *c) {
     if (c->workspace) {
         Py_CLEAR(c->workspace);
     } else if (c->workspace_data) {
@@ -545,51 +534,48 @@ static void free_workspace(call *c)
 }
 
 /* Before anything is allocated by the framework. */
-static int enter_stream(call *c)
-{
+static int enter_stream(call *c) {
     if (!c->must_enter)
         return 0;
     c->must_enter = false;
     return tcg_current_stream(c->state, &c->a, c->device, c->stream, &c->current);
 }
 
-static int grow_workspace(call *c, size_t bytes)
-{
+static int grow_workspace(call *c, size_t bytes) {
     if (bytes <= c->workspace_bytes)
         return 0;
     free_workspace(c); /* in the order of the stream: earlier launches are not disturbed */
-    if (enter_stream(c) || tcg_workspace_new(c->state, &c->a, bytes, c->device, c->stream, &c->workspace, &c->workspace_data))
+    if (enter_stream(c) ||
+        tcg_workspace_new(c->state, &c->a, bytes, c->device, c->stream, &c->workspace, &c->workspace_data))
         return -1;
     c->workspace_bytes = bytes;
     return 0;
 }
 
-static int launch_one(call *c, const tcg_problem *problem, const tcg_device_props *props, float *milliseconds)
-{
+static int launch_one(call *c, const tcg_problem *problem, const tcg_device_props *props, float *milliseconds) {
     tcg_plan plan;
     tcg_error err;
     int failed;
-    if (tcg_plan_make(problem, props, &c->options, &plan, &err))
+    if (tcg_plan_cached(c->state, problem, c->device, props, &c->options, &plan, &err))
         return tcg_raise(c->state, &err);
     if (grow_workspace(c, plan.workspace_bytes))
         return -1;
     c->launched = true;
     PyThreadState *thread = PyEval_SaveThread();
     if (c->mode == CALL_TIME)
-        failed = tcg_gemm_time(&plan, problem, c->workspace_data, c->device, c->stream, (int)c->launches, milliseconds, &err);
+        failed = tcg_gemm_time(&plan, problem, c->workspace_data, c->device, c->stream, (int)c->launches,
+                               milliseconds, &err);
     else
         failed = tcg_gemm_launch(&plan, problem, c->workspace_data, c->device, c->stream, &err);
     PyEval_RestoreThread(thread);
     return failed ? tcg_raise(c->state, &err) : 0;
 }
 
-static void *step(void *data, int64_t elems, int dtype)
-{
+static void *step(void *data, int64_t elems, int dtype) {
     return data ? (char *)data + elems * tcg_dtype_bytes[dtype] : NULL;
 }
 
-static int launch_all(call *c, double *milliseconds)
-{
+static int launch_all(call *c, double *milliseconds) {
     const tcg_device_props *props;
     int64_t index[TCG_MAX_NDIM];
     float one = 0;
@@ -620,8 +606,7 @@ static int launch_all(call *c, double *milliseconds)
 }
 
 /* Producers that would give the memory to somebody else while the launch still reads it. */
-static bool must_be_held(const call *c, const tcg_tensor *t)
-{
+static bool must_be_held(const call *c, const tcg_tensor *t) {
     switch (t->type->protocol) {
     case TCG_PROTOCOL_CAPSULE:
         return true;
@@ -637,8 +622,7 @@ static bool must_be_held(const call *c, const tcg_tensor *t)
 }
 
 /* Gives back all that the call owns but its result. Keeps an exception that is set; -1 with one of its own. */
-static int release(call *c)
-{
+static int release(call *c) {
     tcg_tensor *const tensors[] = {&c->a, &c->b, &c->out};
     tcg_tensor *later[3];
     int count = 0, failed = 0;
@@ -664,17 +648,20 @@ static int release(call *c)
     return failed ? -1 : 0;
 }
 
-/* ---- matmul ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- matmul ---------------------------------------------------------------------------------------------------- */
 
 /* Everything up to the result's memory. */
-static int prepare(call *c)
-{
+static int prepare(call *c) {
     if (acquire(c) || check_dtypes(c) || find_shapes(c) || (c->has_out && check_out(c)))
         return -1;
     if (c->device == TCG_HOST) {
-        const char *argument = c->has_kernel ? "kernel" : c->options.batch_invariant ? "batch_invariant" : c->has_stream ? "stream" : NULL;
+        const char *argument = c->has_kernel                ? "kernel"
+                               : c->options.batch_invariant ? "batch_invariant"
+                               : c->has_stream              ? "stream"
+                                                            : NULL;
         if (argument) {
-            PyErr_Format(PyExc_ValueError, "%s: has no meaning for host arrays, which go through numpy.matmul", argument);
+            PyErr_Format(PyExc_ValueError, "%s: has no meaning for host arrays, which go through numpy.matmul",
+                         argument);
             return -1;
         }
         return 0;
@@ -682,35 +669,25 @@ static int prepare(call *c)
     return check_aligned(&c->a) || check_aligned(&c->b) || (c->has_out && check_aligned(&c->out)) ? -1 : 0;
 }
 
-/* numpy.copyto(object, held): out was a packed copy of an array whose strides are no multiple of the element. */
-static int write_back(call *c)
-{
-    PyObject *numpy = PyImport_ImportModule("numpy"), *done = NULL;
-    if (numpy)
-        done = PyObject_CallMethodObjArgs(numpy, c->state->str_copyto, c->out.object, c->out.held, NULL);
-    Py_XDECREF(numpy);
-    Py_XDECREF(done);
-    return done ? 0 : -1;
-}
+/* out was a packed copy of an array whose strides are no multiple of the element. */
+static int write_back(const call *c) { return c->out.write_back ? tcg_numpy_copy(c->out.object, c->out.held) : 0; }
 
-static int run(call *c, double *milliseconds)
-{
+static int run(call *c, double *milliseconds) {
     if (!c->has_out) {
         tcg_tensor_init(&c->out, "the result", NULL);
-        if (enter_stream(c) ||
-            tcg_result_new(c->state, &c->a, c->out_dtype, c->result_ndim, c->result_shape, c->device, c->stream, &c->result, &c->out))
+        if (enter_stream(c) || tcg_result_new(c->state, &c->a, c->out_dtype, c->result_ndim, c->result_shape,
+                                              c->device, c->stream, &c->result, &c->out))
             return -1;
     }
     if (c->device == TCG_HOST)
-        return tcg_host_matmul(c->state, &c->a, &c->b, &c->out) || (c->out.write_back && write_back(c)) ? -1 : 0;
+        return tcg_host_matmul(c->state, &c->a, &c->b, &c->out) || write_back(c) ? -1 : 0;
     if (!c->out.count)
         return 0;
     place_result(c);
     return join_streams(c, false) || launch_all(c, milliseconds) || join_streams(c, true) ? -1 : 0;
 }
 
-PyObject *py_matmul(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *kwnames)
-{
+PyObject *py_matmul(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *kwnames) {
     call c;
     PyObject *result = NULL;
     double unused = 0;
@@ -724,8 +701,7 @@ PyObject *py_matmul(PyObject *module, PyObject *const *args, Py_ssize_t count, P
     return result;
 }
 
-PyObject *py_time(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *kwnames)
-{
+PyObject *py_time(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *kwnames) {
     call c;
     PyObject *result = NULL;
     double milliseconds = 0;
@@ -743,25 +719,21 @@ PyObject *py_time(PyObject *module, PyObject *const *args, Py_ssize_t count, PyO
     return result;
 }
 
-/* ---- explain ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- explain --------------------------------------------------------------------------------------------------- */
 
-static PyObject *optional_text(const char *text)
-{
-    return text ? PyUnicode_FromString(text) : Py_NewRef(Py_None);
-}
+static PyObject *optional_text(const char *text) { return text ? PyUnicode_FromString(text) : Py_NewRef(Py_None); }
 
-static PyObject *copies_list(const tcg_plan *plan)
-{
+static PyObject *copies_list(const tcg_plan *plan) {
     const tcg_plan_copy *const copies[] = {&plan->copy_a, &plan->copy_b};
     PyObject *list = PyList_New(0);
     for (int i = 0; list && i < 2; i++) {
         const tcg_plan_copy *copy = copies[i];
         if (!copy->needed)
             continue;
-        PyObject *one = Py_BuildValue("{s:s,s:L,s:L,s:O,s:L,s:L,s:K}", "operand", (i == 1) != plan->swap ? "b" : "a", "rows",
-                                      (long long)copy->rows, "cols", (long long)copy->cols, "transposed",
-                                      copy->transposed ? Py_True : Py_False, "row_elems", (long long)copy->row_elems, "batches",
-                                      (long long)copy->batches, "bytes", (unsigned long long)copy->bytes);
+        PyObject *one = Py_BuildValue("{s:s,s:L,s:L,s:O,s:L,s:L,s:K}", "operand", (i == 1) != plan->swap ? "b" : "a",
+                                      "rows", (long long)copy->rows, "cols", (long long)copy->cols, "transposed",
+                                      copy->transposed ? Py_True : Py_False, "row_elems", (long long)copy->row_elems,
+                                      "batches", (long long)copy->batches, "bytes", (unsigned long long)copy->bytes);
         if (!one || PyList_Append(list, one))
             Py_CLEAR(list);
         Py_XDECREF(one);
@@ -769,41 +741,43 @@ static PyObject *copies_list(const tcg_plan *plan)
     return list;
 }
 
-PyObject *tcg_plan_dict(const tcg_plan *plan)
-{
+PyObject *tcg_plan_dict(const tcg_plan *plan) {
     const tcg_kernel *kernel = plan->kernel;
     return Py_BuildValue(
-        "{s:N,s:N,s:N,s:N,s:N,s:O,s:O,s:i,s:L,s:i,s:L,s:L,s:L,s:I,s:N,s:K,s:N}", "kernel", optional_text(kernel ? kernel->name : NULL), "family",
+        "{s:N,s:N,s:N,s:N,s:N,s:N,s:O,s:O,s:i,s:L,s:i,s:L,s:L,s:L,s:I,s:N,s:K,s:N}", "kernel",
+        optional_text(kernel ? kernel->name : NULL), "family",
         optional_text(kernel ? tcg_family_names[kernel->family] : NULL), "order",
         optional_text(kernel && kernel->order >= 0 ? tcg_order_names[kernel->order] : NULL), "tile",
-        kernel ? Py_BuildValue("(iii)", kernel->block_m, kernel->block_n, kernel->block_k) : Py_NewRef(Py_None), "stages",
-        kernel ? PyLong_FromLong(kernel->stages) : Py_NewRef(Py_None), "swap", plan->swap ? Py_True : Py_False, "ptx",
-        plan->ptx ? Py_True : Py_False, "splits", plan->splits, "k_per_split", (long long)plan->k_per_split, "raster_group",
-        plan->raster_group, "tiles_m", (long long)plan->tiles_m, "tiles_n", (long long)plan->tiles_n, "tiles", (long long)plan->tiles,
-        "grid", (unsigned)plan->grid, "copies", copies_list(plan), "workspace_bytes", (unsigned long long)plan->workspace_bytes, "why",
-        optional_text(plan->why));
+        kernel ? Py_BuildValue("(iii)", kernel->block_m, kernel->block_n, kernel->block_k) : Py_NewRef(Py_None),
+        "stages", kernel ? PyLong_FromLong(kernel->stages) : Py_NewRef(Py_None), "cluster",
+        kernel ? Py_BuildValue("(iii)", kernel->cluster_m, kernel->cluster_n, kernel->cluster_k) : Py_NewRef(Py_None),
+        "swap", plan->swap ? Py_True : Py_False, "ptx", plan->ptx ? Py_True : Py_False, "splits", plan->splits,
+        "k_per_split", (long long)plan->k_per_split, "raster_group", plan->raster_group, "tiles_m",
+        (long long)plan->tiles_m, "tiles_n", (long long)plan->tiles_n, "tiles", (long long)plan->tiles, "grid",
+        (unsigned)plan->grid, "copies", copies_list(plan), "workspace_bytes",
+        (unsigned long long)plan->workspace_bytes, "why", optional_text(plan->why));
 }
 
 /* As explain() gives it: what was asked first. */
-static PyObject *explanation(const call *c, PyObject *plan /* steals */, int64_t launches)
-{
+static PyObject *explanation(const call *c, PyObject *plan /* steals */, int64_t launches) {
     char device[24];
     PyObject *dict = NULL, *about = NULL;
     if (!plan)
         return NULL;
-    about = Py_BuildValue("{s:N,s:(LLL),s:N,s:s,s:s,s:s,s:L}", "shape", tcg_shape_tuple(c->result_ndim, c->result_shape), "mnk",
-                          (long long)c->problem.m, (long long)c->problem.n, (long long)c->problem.k, "batch",
-                          tcg_shape_tuple(c->batch_ndim, c->batch_shape), "in_dtype", tcg_dtype_names[c->a.dtype], "out_dtype",
-                          tcg_dtype_names[c->out_dtype], "device", tcg_device_text(c->device, device), "launches", (long long)launches);
-    if (about && (dict = PyObject_CallNoArgs(c->state->explanation_type)) && (PyDict_Update(dict, about) || PyDict_Update(dict, plan)))
+    about = Py_BuildValue(
+        "{s:N,s:(LLL),s:N,s:s,s:s,s:s,s:L}", "shape", tcg_shape_tuple(c->result_ndim, c->result_shape), "mnk",
+        (long long)c->problem.m, (long long)c->problem.n, (long long)c->problem.k, "batch",
+        tcg_shape_tuple(c->batch_ndim, c->batch_shape), "in_dtype", tcg_dtype_names[c->a.dtype], "out_dtype",
+        tcg_dtype_names[c->out_dtype], "device", tcg_device_text(c->device, device), "launches", (long long)launches);
+    if (about && (dict = PyObject_CallNoArgs(c->state->explanation_type)) &&
+        (PyDict_Update(dict, about) || PyDict_Update(dict, plan)))
         Py_CLEAR(dict);
     Py_XDECREF(about);
     Py_DECREF(plan);
     return dict;
 }
 
-static PyObject *explain_host(call *c)
-{
+static PyObject *explain_host(call *c) {
     c->problem.m = c->m;
     c->problem.n = c->n;
     c->problem.k = c->k;
@@ -813,8 +787,7 @@ static PyObject *explain_host(call *c)
                        0);
 }
 
-static PyObject *explain_device(call *c)
-{
+static PyObject *explain_device(call *c) {
     /* Where the result would be, for its alignment: allocators give multiples of 256 bytes. */
     enum { SOME_ADDRESS = 1 << 20 };
     const tcg_device_props *props;
@@ -822,7 +795,8 @@ static PyObject *explain_device(call *c)
     tcg_error err;
     int64_t launches = 1;
     if (!c->has_out)
-        tcg_tensor_packed(&c->out, (void *)(uintptr_t)SOME_ADDRESS, c->out_dtype, c->device, c->result_ndim, c->result_shape);
+        tcg_tensor_packed(&c->out, (void *)(uintptr_t)SOME_ADDRESS, c->out_dtype, c->device, c->result_ndim,
+                          c->result_shape);
     place_result(c);
     if (tcg_device_props_of(c->state, c->device, &props))
         return NULL;
@@ -836,8 +810,7 @@ static PyObject *explain_device(call *c)
     return explanation(c, tcg_plan_dict(&plan), plan.kernel ? launches : 0);
 }
 
-PyObject *py_explain(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *kwnames)
-{
+PyObject *py_explain(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *kwnames) {
     call c;
     PyObject *result = NULL;
     call_init(&c, module, CALL_EXPLAIN);

@@ -3,10 +3,12 @@
 
 #include <string.h>
 
-/* ---- DLTensor -------------------------------------------------------------------------------------------------------- */
+/* Of torch: meta, sparse and nested tensors, and those inside of its transforms. */
+#define NO_PLAIN_MEMORY "this torch tensor has no plain memory"
 
-DLDataType tcg_dl_dtype(int dtype)
-{
+/* ---- DLTensor -------------------------------------------------------------------------------------------------- */
+
+DLDataType tcg_dl_dtype(int dtype) {
     return (DLDataType){
         .code = dtype == TCG_bf16 ? kDLBfloat : kDLFloat,
         .bits = (uint8_t)(8 * tcg_dtype_bytes[dtype]),
@@ -15,13 +17,26 @@ DLDataType tcg_dl_dtype(int dtype)
 }
 
 /* The dtype, or -1 with its name in the tensor. */
-static int dtype_from_dl(tcg_tensor *tensor, DLDataType dl)
-{
+static int dtype_from_dl(tcg_tensor *tensor, DLDataType dl) {
     static const char *const words[] = {
-        "int",           "uint",       "float",           "opaque",        "bfloat",
-        "complex",       "bool",       "float8_e3m4",     "float8_e4m3",   "float8_e4m3b11fnuz",
-        "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
-        "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn",
+        "int",
+        "uint",
+        "float",
+        "opaque",
+        "bfloat",
+        "complex",
+        "bool",
+        "float8_e3m4",
+        "float8_e4m3",
+        "float8_e4m3b11fnuz",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+        "float6_e2m3fn",
+        "float6_e3m2fn",
+        "float4_e2m1fn",
     };
     if (dl.lanes == 1 && dl.code == kDLFloat && dl.bits == 16)
         return TCG_f16;
@@ -43,8 +58,7 @@ static int dtype_from_dl(tcg_tensor *tensor, DLDataType dl)
     return -1;
 }
 
-static int device_from_dl(tcg_tensor *tensor, int64_t type, int64_t id)
-{
+static int device_from_dl(tcg_tensor *tensor, int64_t type, int64_t id) {
     switch (type) {
     case kDLCPU:
     case kDLCUDAHost:
@@ -61,18 +75,18 @@ static int device_from_dl(tcg_tensor *tensor, int64_t type, int64_t id)
         tensor->device = (int)id;
         return 0;
     default:
-        PyErr_Format(PyExc_ValueError, "%s: on DLPack device (%lld, %lld); expected host or CUDA memory", tensor->name,
-                     (long long)type, (long long)id);
+        PyErr_Format(PyExc_ValueError, "%s: on DLPack device (%lld, %lld); expected host or CUDA memory",
+                     tensor->name, (long long)type, (long long)id);
         return -1;
     }
 }
 
-int tcg_tensor_from_dl(tcg_tensor *tensor, const DLTensor *dl, uint64_t flags)
-{
+int tcg_tensor_from_dl(tcg_tensor *tensor, const DLTensor *dl, uint64_t flags) {
     if (device_from_dl(tensor, (int64_t)dl->device.device_type, dl->device.device_id))
         return -1;
     if (dl->ndim < 0 || dl->ndim > TCG_MAX_NDIM) {
-        PyErr_Format(PyExc_ValueError, "%s: expected 0 to %d dimensions, got %d", tensor->name, TCG_MAX_NDIM, dl->ndim);
+        PyErr_Format(PyExc_ValueError, "%s: expected 0 to %d dimensions, got %d", tensor->name, TCG_MAX_NDIM,
+                     dl->ndim);
         return -1;
     }
     if (dl->ndim > 0 && !dl->shape) {
@@ -94,10 +108,9 @@ int tcg_tensor_from_dl(tcg_tensor *tensor, const DLTensor *dl, uint64_t flags)
     return tcg_tensor_layout(tensor, dl->strides != NULL);
 }
 
-/* ---- capsules -------------------------------------------------------------------------------------------------------- */
+/* ---- capsules -------------------------------------------------------------------------------------------------- */
 
-static int from_versioned(tcg_tensor *tensor)
-{
+static int from_versioned(tcg_tensor *tensor) {
     const DLManagedTensorVersioned *managed = tensor->versioned;
     if (managed->version.major != DLPACK_MAJOR_VERSION) { /* nothing but the deleter may be used then */
         PyErr_Format(PyExc_BufferError, "%s: DLPack version %u.%u; version %d is understood", tensor->name,
@@ -108,8 +121,7 @@ static int from_versioned(tcg_tensor *tensor)
 }
 
 /* Takes ownership first and looks inside afterwards: whatever is wrong there, the deleter runs once. */
-int tcg_capsule_take(tcg_tensor *tensor, PyObject *capsule)
-{
+int tcg_capsule_take(tcg_tensor *tensor, PyObject *capsule) {
     const char *name = PyCapsule_GetName(capsule);
     if (!name && PyErr_Occurred())
         return -1;
@@ -130,14 +142,14 @@ int tcg_capsule_take(tcg_tensor *tensor, PyObject *capsule)
     if (name && (!strcmp(name, "used_dltensor") || !strcmp(name, "used_dltensor_versioned")))
         PyErr_Format(PyExc_ValueError, "%s: this DLPack capsule has already been consumed", tensor->name);
     else
-        PyErr_Format(PyExc_TypeError, "%s: expected a DLPack capsule, got one named %s", tensor->name, name ? name : "NULL");
+        PyErr_Format(PyExc_TypeError, "%s: expected a DLPack capsule, got one named %s", tensor->name,
+                     name ? name : "NULL");
     return -1;
 }
 
-/* ---- the C exchange API ------------------------------------------------------------------------------------------------ */
+/* ---- the C exchange API ---------------------------------------------------------------------------------------- */
 
-int tcg_exchange_api(PyObject *attribute, const DLPackExchangeAPI **api)
-{
+int tcg_exchange_api(PyObject *attribute, const DLPackExchangeAPI **api) {
     const DLPackExchangeAPIHeader *header = NULL;
     *api = NULL;
     if (PyCapsule_IsValid(attribute, "dlpack_exchange_api"))
@@ -154,8 +166,7 @@ int tcg_exchange_api(PyObject *attribute, const DLPackExchangeAPI **api)
     return 0;
 }
 
-int tcg_exchange_stream(const DLPackExchangeAPI *api, int device, uintptr_t *stream)
-{
+int tcg_exchange_stream(const DLPackExchangeAPI *api, int device, uintptr_t *stream) {
     void *found = NULL;
     if (api->current_work_stream && api->current_work_stream(kDLCUDA, device, &found)) {
         if (!PyErr_Occurred())
@@ -167,8 +178,7 @@ int tcg_exchange_stream(const DLPackExchangeAPI *api, int device, uintptr_t *str
 }
 
 /* What the exchange does not say of a torch tensor: that autograd follows it, or that its values are negated. */
-static int check_torch(tcg_state *state, tcg_tensor *tensor)
-{
+static int check_torch(tcg_state *state, tcg_tensor *tensor) {
     const tcg_type *type = tensor->type;
     PyObject *flag = type->requires_grad ? type->requires_grad->get(tensor->object, type->requires_grad->closure)
                                          : PyObject_GetAttr(tensor->object, state->str_requires_grad);
@@ -182,71 +192,85 @@ static int check_torch(tcg_state *state, tcg_tensor *tensor)
             return -1;
         Py_DECREF(enabled);
         if (enabled == Py_True) {
-            PyErr_Format(PyExc_RuntimeError,
-                         "%s: the tensor has requires_grad=True, and tcgemm has no backward pass; call .detach() on it, "
-                         "or use torch.no_grad()",
-                         tensor->name);
+            PyErr_Format(
+                PyExc_RuntimeError,
+                "%s: the tensor has requires_grad=True, and tcgemm has no backward pass; call .detach() on it, "
+                "or use torch.no_grad()",
+                tensor->name);
             return -1;
         }
     }
-    flag = type->is_neg ? type->is_neg(tensor->object, NULL) : PyObject_CallMethodNoArgs(tensor->object, state->str_is_neg);
+    flag = type->is_neg ? type->is_neg(tensor->object, NULL)
+                        : PyObject_CallMethodNoArgs(tensor->object, state->str_is_neg);
     if (!flag)
         return tcg_refuse(tensor, "torch gives no access to this tensor");
     Py_DECREF(flag);
     if (flag == Py_True) {
-        PyErr_Format(PyExc_TypeError, "%s: the tensor's memory holds the negative of its values; call .resolve_neg() on it",
+        PyErr_Format(PyExc_TypeError,
+                     "%s: the tensor's memory holds the negative of its values; call .resolve_neg() on it",
                      tensor->name);
         return -1;
     }
     return 0;
 }
 
-int tcg_exchange_locate(tcg_state *state, tcg_tensor *tensor)
-{
+int tcg_exchange_locate(tcg_state *state, tcg_tensor *tensor) {
     const DLPackExchangeAPI *api = tensor->type->api;
     bool torch = tensor->type->framework == TCG_FRAMEWORK_TORCH;
     int failed;
     DLTensor dl;
 
+    /* First: a subclass may run Python code here, and the view below is good only until something else runs. */
+    if (torch && check_torch(state, tensor))
+        return -1;
     if (api->dltensor_from_py_object_no_sync)
         failed = api->dltensor_from_py_object_no_sync(tensor->object, &dl);
     else
-        failed = api->managed_tensor_from_py_object_no_sync(tensor->object, &tensor->versioned);
-    if (!failed && !api->dltensor_from_py_object_no_sync && !tensor->versioned)
-        failed = -1;
+        failed = api->managed_tensor_from_py_object_no_sync(tensor->object, &tensor->versioned) || !tensor->versioned;
     if (failed) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_BufferError, "the DLPack exchange API gave no reason");
-        return torch ? tcg_refuse(tensor, "this torch tensor has no plain memory") : -1;
+        return torch ? tcg_refuse(tensor, NO_PLAIN_MEMORY) : -1;
     }
-    if (torch) {
-        if (check_torch(state, tensor))
-            return -1;
-        if (!tensor->versioned && !dl.data && dl.ndim >= 0) {
-            bool empty = false;
-            for (int i = 0; i < dl.ndim; i++)
-                empty |= dl.shape[i] == 0;
-            if (!empty) {
-                PyErr_Format(PyExc_TypeError, "%s: this torch tensor has no memory (traced, fake or functional); tcgemm needs real tensors",
-                             tensor->name);
-                return -1;
-            }
-        }
-    }
-    return tensor->versioned ? from_versioned(tensor) : tcg_tensor_from_dl(tensor, &dl, 0);
+    failed = tensor->versioned ? from_versioned(tensor) : tcg_tensor_from_dl(tensor, &dl, 0);
+    if (failed && torch && !tensor->data && PyErr_ExceptionMatches(PyExc_ValueError))
+        PyErr_Format(PyExc_TypeError, "%s: %s: it is traced or functional", tensor->name, NO_PLAIN_MEMORY);
+    return failed;
 }
 
-/* ---- __dlpack__ ---------------------------------------------------------------------------------------------------------- */
+/* ---- __dlpack__ ------------------------------------------------------------------------------------------------ */
 
-int tcg_dlpack_locate(tcg_state *state, tcg_tensor *tensor)
-{
+/* JAX itself says nothing useful of an array whose memory was donated or deleted. */
+static int check_jax(tcg_state *state, const tcg_tensor *tensor) {
+    PyObject *method = NULL, *deleted;
+    int has = tcg_optional_attr(tensor->object, state->str_is_deleted, &method);
+    if (has <= 0)
+        return has;
+    deleted = PyObject_CallNoArgs(method);
+    Py_DECREF(method);
+    if (!deleted)
+        return -1;
+    Py_DECREF(deleted); /* a bool */
+    if (deleted == Py_True) {
+        PyErr_Format(PyExc_ValueError, "%s: the JAX array has been deleted or donated", tensor->name);
+        return -1;
+    }
+    return 0;
+}
+
+int tcg_dlpack_locate(tcg_state *state, tcg_tensor *tensor) {
+    if (tensor->type->framework == TCG_FRAMEWORK_JAX && check_jax(state, tensor))
+        return -1;
     PyObject *device = PyObject_CallMethodNoArgs(tensor->object, state->str___dlpack_device__);
     int64_t type, id;
     int failed = -1;
+    if (!device && tensor->type->framework == TCG_FRAMEWORK_TORCH)
+        return tcg_refuse(tensor, NO_PLAIN_MEMORY);
     if (!device)
         return -1;
     if (!PyTuple_Check(device) || PyTuple_GET_SIZE(device) != 2) {
-        PyErr_Format(PyExc_TypeError, "%s: __dlpack_device__ gave %R; expected a pair of integers", tensor->name, device);
+        PyErr_Format(PyExc_TypeError, "%s: __dlpack_device__ gave %R; expected a pair of integers", tensor->name,
+                     device);
         goto done;
     }
     if (tcg_read_int(tensor->name, "the type of __dlpack_device__", PyTuple_GET_ITEM(device, 0), &type) ||
@@ -261,8 +285,7 @@ done:
 }
 
 /* torch before the exchange API exports from the current device alone, and never where requires_grad is set. */
-static PyObject *enter_torch_device(tcg_state *state, int device)
-{
+static PyObject *enter_torch_device(tcg_state *state, int device) {
     PyObject *current = TCG_CACHED(&state->torch_get_device, "torch", state->str__C, state->str__cuda_getDevice);
     PyObject *cuda = NULL, *manager = NULL, *entered = NULL;
     current = current ? PyObject_CallNoArgs(current) : NULL;
@@ -298,11 +321,11 @@ static void exit_torch_device(tcg_state *state, PyObject *manager) /* steals */
 }
 
 /* Asks for a versioned capsule first, then as producers older than DLPack 1.0 know it. */
-static PyObject *call_dlpack(tcg_state *state, PyObject *producer, PyObject *stream)
-{
+static PyObject *call_dlpack(tcg_state *state, PyObject *producer, PyObject *stream) {
     PyObject *arguments[3] = {producer, stream ? stream : state->dlpack_version, state->dlpack_version};
-    PyObject *capsule = PyObject_VectorcallMethod(state->str___dlpack__, arguments, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET,
-                                                  stream ? state->kwnames_stream_max_version : state->kwnames_max_version);
+    PyObject *capsule =
+        PyObject_VectorcallMethod(state->str___dlpack__, arguments, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET,
+                                  stream ? state->kwnames_stream_max_version : state->kwnames_max_version);
     if (capsule || !PyErr_ExceptionMatches(PyExc_TypeError))
         return capsule;
     PyErr_Clear();
@@ -312,8 +335,7 @@ static PyObject *call_dlpack(tcg_state *state, PyObject *producer, PyObject *str
                                      stream ? state->kwnames_stream : NULL);
 }
 
-int tcg_dlpack_finish(tcg_state *state, tcg_tensor *tensor, uintptr_t stream)
-{
+int tcg_dlpack_finish(tcg_state *state, tcg_tensor *tensor, uintptr_t stream) {
     bool torch = tensor->type->framework == TCG_FRAMEWORK_TORCH;
     int promised = tensor->device, failed = -1;
     PyObject *producer = Py_NewRef(tensor->object), *number = NULL, *capsule = NULL, *scope = NULL;
@@ -333,10 +355,14 @@ int tcg_dlpack_finish(tcg_state *state, tcg_tensor *tensor, uintptr_t stream)
             goto done;
     }
     capsule = call_dlpack(state, producer, number);
-    if (!capsule)
+    if (!capsule) {
+        if (torch)
+            tcg_refuse(tensor, NO_PLAIN_MEMORY);
         goto done;
+    }
     if (!PyCapsule_CheckExact(capsule)) {
-        PyErr_Format(PyExc_TypeError, "%s: __dlpack__ gave %s; expected a capsule", tensor->name, Py_TYPE(capsule)->tp_name);
+        PyErr_Format(PyExc_TypeError, "%s: __dlpack__ gave %s; expected a capsule", tensor->name,
+                     Py_TYPE(capsule)->tp_name);
         goto done;
     }
     tensor->any_device = false;

@@ -6,29 +6,23 @@
 /* Conversions of more elements than this run without the GIL. */
 #define LONG_LOOP 32768
 
-/* ---- one element ------------------------------------------------------------------------------------------------------- */
+/* ---- one element ----------------------------------------------------------------------------------------------- */
 
-static float float_of(uint32_t bits)
-{
+static float float_of(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-static uint32_t bits_of(float value)
-{
+static uint32_t bits_of(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
-static float f32_of_bf16(uint16_t half)
-{
-    return float_of((uint32_t)half << 16);
-}
+static float f32_of_bf16(uint16_t half) { return float_of((uint32_t)half << 16); }
 
-static float f32_of_f16(uint16_t half)
-{
+static float f32_of_f16(uint16_t half) {
     uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 0x3FF;
     if (exponent == 31) /* infinity and NaN */
         return float_of(sign | 0x7F800000 | fraction << 13);
@@ -40,16 +34,14 @@ static float f32_of_f16(uint16_t half)
 }
 
 /* To nearest, ties to even; a NaN stays one. */
-static uint16_t bf16_of_f32(float value)
-{
+static uint16_t bf16_of_f32(float value) {
     uint32_t bits = bits_of(value);
     if ((bits & 0x7FFFFFFF) > 0x7F800000)
         return (uint16_t)(bits >> 16 | 0x40);
     return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-static uint16_t f16_of_f32(float value)
-{
+static uint16_t f16_of_f32(float value) {
     uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7FFFFFFF;
     if (magnitude > 0x7F800000)
         return (uint16_t)(sign | 0x7E00 | (magnitude >> 13 & 0x3FF));
@@ -63,10 +55,9 @@ static uint16_t f16_of_f32(float value)
     return (uint16_t)(sign | (magnitude - 0x38000000) >> 13);
 }
 
-/* ---- one line: memory that is not ours may be unaligned ------------------------------------------------------------------- */
+/* ---- one line: memory that is not ours may be unaligned -------------------------------------------------------- */
 
-static void read_line(float *to, const char *from, int dtype, int64_t count, int64_t stride_bytes)
-{
+static void read_line(float *to, const char *from, int dtype, int64_t count, int64_t stride_bytes) {
     uint16_t half;
     switch (dtype) {
     case TCG_f16:
@@ -87,8 +78,8 @@ static void read_line(float *to, const char *from, int dtype, int64_t count, int
     }
 }
 
-static void write_line(char *to, int dtype, int64_t stride_bytes, const float *from, int64_t count, int64_t from_stride)
-{
+static void write_line(char *to, int dtype, int64_t stride_bytes, const float *from, int64_t count,
+                       int64_t from_stride) {
     uint16_t half;
     switch (dtype) {
     case TCG_f16:
@@ -109,11 +100,11 @@ static void write_line(char *to, int dtype, int64_t stride_bytes, const float *f
     }
 }
 
-/* ---- whole operands ------------------------------------------------------------------------------------------------------- */
+/* ---- whole operands -------------------------------------------------------------------------------------------- */
 
 /* Steps to the next line (all axes but the last); false after the last one. offset[k] follows strides[k]. */
-static bool next_line(int ndim, const int64_t *shape, int64_t *index, const int64_t *const strides[2], int64_t offset[2])
-{
+static bool next_line(int ndim, const int64_t *shape, int64_t *index, const int64_t *const strides[2],
+                      int64_t offset[2]) {
     for (int i = ndim - 2; i >= 0; i--) {
         for (int k = 0; k < 2; k++)
             offset[k] += strides[k][i];
@@ -128,8 +119,7 @@ static bool next_line(int ndim, const int64_t *shape, int64_t *index, const int6
 
 /* The operand as a new packed float32 NumPy array of two or more axes. Batch axes that are broadcast by a stride of 0
  * keep one entry: numpy.matmul broadcasts them again. */
-static PyObject *widen(tcg_state *state, const tcg_tensor *t, bool is_b)
-{
+static PyObject *widen(tcg_state *state, const tcg_tensor *t, bool is_b) {
     int ndim = t->ndim < 2 ? 2 : t->ndim;
     int64_t shape[TCG_MAX_NDIM + 1], strides[TCG_MAX_NDIM + 1], index[TCG_MAX_NDIM + 1] = {0}, offset[2] = {0, 0};
     int64_t packed[TCG_MAX_NDIM + 1], count = 1;
@@ -154,13 +144,14 @@ static PyObject *widen(tcg_state *state, const tcg_tensor *t, bool is_b)
         if (shape[i] == 1 || !t->count)
             strides[i] = 0;
     }
-    PyObject *array = tcg_numpy_empty(state, tcg_numpy_dtype(state, TCG_f32), ndim, shape, &data);
+    PyObject *array = tcg_numpy_empty(tcg_numpy_dtype(state, TCG_f32), ndim, shape, &data);
     if (!array || !t->count)
         return array;
     const int64_t *const both[2] = {packed, strides};
     PyThreadState *thread = count > LONG_LOOP ? PyEval_SaveThread() : NULL;
     do
-        read_line((float *)data + offset[0], t->data + offset[1] * bytes, t->dtype, shape[ndim - 1], strides[ndim - 1] * bytes);
+        read_line((float *)data + offset[0], t->data + offset[1] * bytes, t->dtype, shape[ndim - 1],
+                  strides[ndim - 1] * bytes);
     while (next_line(ndim, shape, index, both, offset));
     if (thread)
         PyEval_RestoreThread(thread);
@@ -168,21 +159,19 @@ static PyObject *widen(tcg_state *state, const tcg_tensor *t, bool is_b)
 }
 
 /* Rounds the product, of two or more axes, into out, which has one less for each 1-D operand. */
-static int narrow(tcg_state *state, PyObject *product, const tcg_tensor *out, bool has_rows, bool has_columns)
-{
+static int narrow(tcg_state *state, PyObject *product, const tcg_tensor *out, bool has_rows, bool has_columns) {
     int64_t shape[TCG_MAX_NDIM + 2], to[TCG_MAX_NDIM + 2], index[TCG_MAX_NDIM + 2] = {0}, offset[2] = {0, 0};
     const int64_t bytes = tcg_dtype_bytes[out->dtype];
     int batch = out->ndim - has_rows - has_columns, ndim = batch + 2, at = batch, failed = -1;
     tcg_tensor *p = PyMem_Malloc(sizeof *p);
-    tcg_type type = {.protocol = TCG_PROTOCOL_NUMPY, .framework = TCG_FRAMEWORK_NUMPY};
 
     if (!p) {
         PyErr_NoMemory();
         return -1;
     }
     tcg_tensor_init(p, "product", product);
-    p->type = &type;
-    if (tcg_interface_locate(state, p))
+    bool fits = tcg_numpy_is_array(Py_TYPE(product));
+    if (fits && tcg_numpy_locate(state, p))
         goto done;
     for (int i = 0; i < batch; i++) {
         shape[i] = out->shape[i];
@@ -193,7 +182,7 @@ static int narrow(tcg_state *state, PyObject *product, const tcg_tensor *out, bo
     shape[ndim - 1] = has_columns ? out->shape[at] : 1;
     to[ndim - 1] = has_columns ? out->strides[at] : 0;
     /* Where both operands were broadcast, the product has one entry for many. */
-    bool fits = p->dtype == TCG_f32 && p->ndim <= ndim;
+    fits = fits && p->dtype == TCG_f32 && p->ndim <= ndim;
     int missing = ndim - p->ndim;
     int64_t from[TCG_MAX_NDIM + 2] = {0};
     for (int i = 0; fits && i < ndim; i++) {
@@ -212,7 +201,8 @@ static int narrow(tcg_state *state, PyObject *product, const tcg_tensor *out, bo
     const float *source = (const float *)(const void *)p->data;
     PyThreadState *thread = out->count > LONG_LOOP ? PyEval_SaveThread() : NULL;
     do
-        write_line(out->data + offset[0] * bytes, out->dtype, to[ndim - 1] * bytes, source + offset[1], shape[ndim - 1], from[ndim - 1]);
+        write_line(out->data + offset[0] * bytes, out->dtype, to[ndim - 1] * bytes, source + offset[1],
+                   shape[ndim - 1], from[ndim - 1]);
     while (next_line(ndim, shape, index, both, offset));
     if (thread)
         PyEval_RestoreThread(thread);
@@ -224,8 +214,7 @@ done:
 }
 
 /* Inf * 0 and the like are results here, not events to warn of. */
-static PyObject *enter_errstate(tcg_state *state)
-{
+static PyObject *enter_errstate(tcg_state *state) {
     PyObject *errstate = TCG_CACHED(&state->numpy_errstate, "numpy", state->str_errstate);
     PyObject *manager = errstate ? PyObject_Vectorcall(errstate, &state->str_ignore, 0, state->kwnames_all) : NULL;
     PyObject *entered = manager ? PyObject_CallMethodNoArgs(manager, state->str___enter__) : NULL;
@@ -235,15 +224,15 @@ static PyObject *enter_errstate(tcg_state *state)
     return manager;
 }
 
-int tcg_host_matmul(tcg_state *state, const tcg_tensor *a, const tcg_tensor *b, const tcg_tensor *out)
-{
+int tcg_host_matmul(tcg_state *state, const tcg_tensor *a, const tcg_tensor *b, const tcg_tensor *out) {
     PyObject *wide[2] = {NULL, NULL}, *product = NULL, *manager = NULL, *matmul, *left;
     int failed = -1;
 
     if (!out->count)
         return 0;
     matmul = TCG_CACHED(&state->numpy_matmul, "numpy", state->str_matmul);
-    if (!matmul || !(wide[0] = widen(state, a, false)) || !(wide[1] = widen(state, b, true)) || !(manager = enter_errstate(state)))
+    if (!matmul || !(wide[0] = widen(state, a, false)) || !(wide[1] = widen(state, b, true)) ||
+        !(manager = enter_errstate(state)))
         goto done;
     product = PyObject_Vectorcall(matmul, wide, 2, NULL);
     tcg_exception saved;

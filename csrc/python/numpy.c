@@ -1,110 +1,140 @@
-/* NumPy without its C API, so that neither the build nor the import of this module needs it: arrays through
- * __array_interface__, new ones by numpy.empty, dtypes by identity or name. */
+/* NumPy, through its C API, which this file alone includes: arrays as operands, new ones, dtypes. */
 #include "tensor.h"
 
 #include <string.h>
 
-PyObject *tcg_numpy_dtype(tcg_state *state, int dtype)
-{
+#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
+#define NPY_TARGET_VERSION NPY_1_23_API_VERSION /* the oldest that pyproject.toml lets run */
+#include <numpy/arrayobject.h>
+
+_Static_assert(sizeof(npy_intp) == sizeof(int64_t), "sizes go over without a check");
+
+int tcg_numpy_import(void) { return PyArray_ImportNumPyAPI(); }
+
+bool tcg_numpy_is_array(PyTypeObject *type) { return PyType_IsSubtype(type, &PyArray_Type); }
+
+/* ---- new arrays ------------------------------------------------------------------------------------------------ */
+
+PyObject *tcg_numpy_dtype(tcg_state *state, int dtype) {
     switch (dtype) {
     case TCG_f16:
-        return TCG_CACHED(&state->numpy_float16, "numpy", state->str_float16);
+        return (PyObject *)&PyHalfArrType_Type;
     case TCG_f32:
-        return TCG_CACHED(&state->numpy_float32, "numpy", state->str_float32);
+        return (PyObject *)&PyFloatArrType_Type;
     default: {
         PyObject *bfloat16 = TCG_CACHED(&state->numpy_bfloat16, "ml_dtypes", state->str_bfloat16);
         if (!bfloat16 && PyErr_ExceptionMatches(PyExc_ImportError))
-            PyErr_SetString(PyExc_TypeError, "bfloat16 results on the host need the package ml_dtypes, for NumPy's dtype");
+            PyErr_SetString(PyExc_TypeError,
+                            "bfloat16 results on the host need the package ml_dtypes, for NumPy's dtype");
         return bfloat16;
     }
     }
 }
 
-/* The memory of a NumPy array made here. */
-static int array_pointer(tcg_state *state, PyObject *array, void **pointer)
-{
-    PyObject *interface = PyObject_GetAttr(array, state->str___array_interface__);
-    PyObject *data = interface ? PyDict_GetItemWithError(interface, state->str_data) : NULL;
-    if (data && PyTuple_Check(data) && PyTuple_GET_SIZE(data) == 2)
-        *pointer = PyLong_AsVoidPtr(PyTuple_GET_ITEM(data, 0));
-    else if (!PyErr_Occurred())
-        PyErr_SetString(PyExc_TypeError, "numpy.empty gave no NumPy array");
-    Py_XDECREF(interface);
-    return PyErr_Occurred() ? -1 : 0;
-}
-
-PyObject *tcg_numpy_empty(tcg_state *state, PyObject *dtype, int ndim, const int64_t *shape, void **data)
-{
-    PyObject *empty = TCG_CACHED(&state->numpy_empty, "numpy", state->str_empty);
-    PyObject *size = empty && dtype ? tcg_shape_tuple(ndim, shape) : NULL, *array = NULL;
-    if (size) {
-        PyObject *arguments[] = {size, dtype};
-        array = PyObject_Vectorcall(empty, arguments, 2, NULL);
-    }
-    if (array && array_pointer(state, array, data))
-        Py_CLEAR(array);
-    Py_XDECREF(size);
+PyObject *tcg_numpy_empty(PyObject *dtype, int ndim, const int64_t *shape, void **data) {
+    npy_intp sizes[TCG_MAX_NDIM];
+    PyArray_Descr *descr = NULL;
+    PyObject *array;
+    if (!dtype || !PyArray_DescrConverter(dtype, &descr))
+        return NULL;
+    for (int i = 0; i < ndim; i++)
+        sizes[i] = shape[i];
+    array = PyArray_Empty(ndim, sizes, descr /* steals */, 0);
+    if (array)
+        *data = PyArray_DATA((PyArrayObject *)array);
     return array;
 }
 
-/* numpy's own scalar type of the array's dtype is ml_dtypes' bfloat16: never by its letter, which is not unique. */
-static int is_ml_bfloat16(tcg_state *state, PyObject *array)
-{
-    PyObject *dtype = NULL, *type = NULL, *module = tcg_imported("ml_dtypes"), *bfloat16 = NULL;
-    int is = 0;
-    if (module) {
-        is = tcg_optional_attr(array, state->str_dtype, &dtype);
-        if (is > 0)
-            is = tcg_optional_attr(dtype, state->str_type, &type);
-        if (is > 0)
-            is = tcg_optional_attr(module, state->str_bfloat16, &bfloat16);
-        if (is > 0)
-            is = type == bfloat16;
-    }
-    Py_XDECREF(dtype);
-    Py_XDECREF(type);
-    Py_XDECREF(module);
+PyObject *tcg_numpy_packed(PyObject *object) {
+    return PyArray_FromAny(object, NULL, 1, 0, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ENSUREARRAY, NULL);
+}
+
+int tcg_numpy_copy(PyObject *to, PyObject *from) {
+    return PyArray_CopyInto((PyArrayObject *)to, (PyArrayObject *)from);
+}
+
+PyObject *tcg_numpy_return(PyObject *array) { return PyArray_Return((PyArrayObject *)array); }
+
+/* ---- operands -------------------------------------------------------------------------------------------------- */
+
+/* *dtype is -1 where it is none of ours. bfloat16 is known by the scalar type, never by its letter, which is not
+ * unique; where ml_dtypes has not been imported no array has it. */
+static int read_dtype(tcg_state *state, const PyArray_Descr *descr, int *dtype) {
+    PyTypeObject *type = descr->typeobj;
+    PyObject *module, *bfloat16 = NULL;
+    *dtype = -1;
+    if (!PyDataType_ISNOTSWAPPED(descr))
+        return 0;
+    if (descr->type_num == NPY_HALF)
+        *dtype = TCG_f16;
+    else if (descr->type_num == NPY_FLOAT)
+        *dtype = TCG_f32;
+    if (!PyTypeNum_ISUSERDEF(descr->type_num) || !(module = tcg_imported("ml_dtypes")))
+        return 0;
+    int has = tcg_optional_attr(module, state->str_bfloat16, &bfloat16);
+    if (has > 0 && type == (PyTypeObject *)bfloat16)
+        *dtype = TCG_bf16;
     Py_XDECREF(bfloat16);
-    return is;
+    Py_DECREF(module);
+    return has < 0 ? -1 : 0;
 }
 
-int tcg_numpy_locate(tcg_state *state, tcg_tensor *tensor)
-{
-    if (tcg_interface_locate(state, tensor)) {
-        /* Fields of records have strides that are no multiple of the element: through a packed copy. */
-        if (tensor->dtype < 0 || !PyErr_ExceptionMatches(PyExc_ValueError))
-            return -1;
-        PyErr_Clear();
-        PyObject *numpy = PyImport_ImportModule("numpy"), *copy = NULL;
-        if (numpy)
-            copy = PyObject_CallMethodOneArg(numpy, state->str_ascontiguousarray, tensor->object);
-        Py_XDECREF(numpy);
-        if (!copy)
-            return -1;
-        bool read_only = tensor->read_only;
-        tensor->held = copy;
-        if (tcg_interface_locate(state, tensor))
-            return -1;
-        tensor->read_only = read_only;
-        tensor->write_back = true;
-    }
-    if (tensor->dtype == TCG_bf16) {
-        int is = is_ml_bfloat16(state, tensor->object);
-        if (is < 0)
-            return -1;
-        if (!is) {
-            tensor->dtype = -1;
-            strcpy(tensor->dtype_text, "void16");
-        }
-    }
+/* The name of a dtype that is none of ours. */
+static int name_dtype(tcg_tensor *tensor, PyArray_Descr *descr) {
+    Py_INCREF(descr); /* the array can be given another one by what runs here */
+    PyObject *object = PyObject_GetAttrString((PyObject *)descr, "str");
+    const char *text = object ? PyUnicode_AsUTF8(object) : NULL;
+    if (text && strlen(text) >= 2 && strchr("<>|=", text[0]))
+        tcg_typestr_text(tensor, text);
+    else if (text) /* dtypes that are classes of their own, such as StringDType() */
+        snprintf(tensor->dtype_text, sizeof tensor->dtype_text, "%s", text);
+    Py_XDECREF(object);
+    Py_DECREF(descr);
+    return text ? 0 : -1;
+}
+
+/* False for fields of records, say, whose strides need be no multiple of the element. Strides that lead to no element
+ * do not count. */
+static bool strides_are_elements(const PyArrayObject *array, int64_t bytes) {
+    for (int i = 0; i < PyArray_NDIM(array); i++)
+        if (PyArray_DIM(array, i) > 1 && PyArray_STRIDE(array, i) % bytes)
+            return false;
+    return true;
+}
+
+int tcg_numpy_locate(tcg_state *state, tcg_tensor *tensor) {
+    PyArrayObject *array = (PyArrayObject *)tensor->object;
+    if (read_dtype(state, PyArray_DESCR(array), &tensor->dtype) ||
+        (tensor->dtype < 0 && name_dtype(tensor, PyArray_DESCR(array))))
+        return -1;
+    int64_t bytes = tensor->dtype < 0 ? 1 : tcg_dtype_bytes[tensor->dtype];
     tensor->device = TCG_HOST;
-    return 0;
+    tensor->read_only = !PyArray_ISWRITEABLE(array);
+    if (!strides_are_elements(array, bytes)) {
+        tensor->held = tcg_numpy_packed(tensor->object);
+        if (!tensor->held)
+            return -1;
+        tensor->write_back = true;
+        array = (PyArrayObject *)tensor->held;
+    }
+    if (PyArray_NDIM(array) > TCG_MAX_NDIM) {
+        PyErr_Format(PyExc_ValueError, "%s: expected at most %d axes, got %d", tensor->name, TCG_MAX_NDIM,
+                     PyArray_NDIM(array));
+        return -1;
+    }
+    tensor->data = PyArray_BYTES(array);
+    tensor->ndim = PyArray_NDIM(array);
+    for (int i = 0; i < tensor->ndim; i++) {
+        tensor->shape[i] = PyArray_DIM(array, i);
+        /* 0 where no element is ever reached by it. */
+        tensor->strides[i] = tensor->dtype < 0 || tensor->shape[i] < 2 ? 0 : PyArray_STRIDE(array, i) / bytes;
+    }
+    return tcg_tensor_layout(tensor, !PyArray_IS_C_CONTIGUOUS(array));
 }
 
-/* ---- dtypes as users write them ---------------------------------------------------------------------------------------- */
+/* ---- dtypes as users write them -------------------------------------------------------------------------------- */
 
-static int dtype_from_text(PyObject *text)
-{
+static int dtype_from_text(PyObject *text) {
     static const char torch[] = "torch.";
     const char *name = PyUnicode_AsUTF8(text);
     if (!name)
@@ -117,8 +147,7 @@ static int dtype_from_text(PyObject *text)
     return -1;
 }
 
-int tcg_dtype_from_object(tcg_state *state, PyObject *object)
-{
+int tcg_dtype_from_object(tcg_state *state, PyObject *object) {
     PyObject *text = NULL;
     int dtype = -1;
 
@@ -130,22 +159,19 @@ int tcg_dtype_from_object(tcg_state *state, PyObject *object)
         tcg_optional_attr(object, state->str___name__, &text);
     else if (!strcmp(Py_TYPE(object)->tp_name, "torch.dtype"))
         text = PyObject_Str(object);
-    else /* numpy.dtype, and scalar types of frameworks */
+    else if (PyArray_DescrCheck(object))
+        read_dtype(state, (PyArray_Descr *)object, &dtype);
+    else /* scalar types of frameworks */
         tcg_optional_attr(object, state->str_name, &text);
     if (text && PyUnicode_Check(text))
         dtype = dtype_from_text(text);
-    if (dtype >= 0 && !PyUnicode_Check(object) && !PyType_Check(object)) {
-        /* numpy.dtype('>f4') is named float32 as well. */
-        PyObject *native = NULL;
-        if (PyObject_HasAttrString(object, "isnative") && (native = PyObject_GetAttrString(object, "isnative")) && native == Py_False)
-            dtype = -1;
-        Py_XDECREF(native);
-    }
     Py_XDECREF(text);
     if (PyErr_Occurred())
         return -1;
     if (dtype < 0)
-        PyErr_Format(PyExc_TypeError, "out_dtype: expected float16, bfloat16 or float32 as a name or a dtype of NumPy or a framework, got %R",
-                     object);
+        PyErr_Format(
+            PyExc_TypeError,
+            "out_dtype: expected float16, bfloat16 or float32 as a name or a dtype of NumPy or a framework, got %R",
+            object);
     return dtype;
 }

@@ -3,11 +3,10 @@
 
 #include <string.h>
 
-/* ---- a framework's current device and stream --------------------------------------------------------------------------- */
+/* ---- a framework's current device and stream ------------------------------------------------------------------- */
 
 /* Enters the context manager. */
-static int enter(tcg_state *state, tcg_current *current, PyObject *manager /* steals; NULL with an exception */)
-{
+static int enter(tcg_state *state, tcg_current *current, PyObject *manager /* steals; NULL with an exception */) {
     PyObject *entered = manager ? PyObject_CallMethodNoArgs(manager, state->str___enter__) : NULL;
     if (!entered) {
         Py_XDECREF(manager);
@@ -18,8 +17,7 @@ static int enter(tcg_state *state, tcg_current *current, PyObject *manager /* st
     return 0;
 }
 
-int tcg_current_leave(tcg_state *state, tcg_current *current)
-{
+int tcg_current_leave(tcg_state *state, tcg_current *current) {
     int failed = 0;
     if (!current->count)
         return 0;
@@ -41,8 +39,7 @@ int tcg_current_leave(tcg_state *state, tcg_current *current)
     return failed && PyErr_Occurred() ? -1 : 0;
 }
 
-static PyObject *cupy_call(const char *name, long argument)
-{
+static PyObject *cupy_call(const char *name, long argument) {
     PyObject *cuda = PyImport_ImportModule("cupy.cuda"), *result = NULL;
     if (cuda)
         result = PyObject_CallMethod(cuda, name, "l", argument);
@@ -50,8 +47,7 @@ static PyObject *cupy_call(const char *name, long argument)
     return result;
 }
 
-int tcg_current_device(tcg_state *state, const tcg_tensor *a, int device, tcg_current *current)
-{
+int tcg_current_device(tcg_state *state, const tcg_tensor *a, int device, tcg_current *current) {
     long ordinal = device;
     if (a->type->framework == TCG_FRAMEWORK_CUPY) {
         PyObject *get = TCG_CACHED(&state->cupy_get_device, "cupy.cuda", state->str_runtime, state->str_getDevice);
@@ -65,10 +61,12 @@ int tcg_current_device(tcg_state *state, const tcg_tensor *a, int device, tcg_cu
         if (ordinal != device)
             return enter(state, current, cupy_call("Device", device));
     } else if (a->type->framework == TCG_FRAMEWORK_NUMBA) {
-        PyObject *cuda = PyImport_ImportModule("numba.cuda"), *context = NULL, *where = NULL, *number = NULL, *gpus = NULL;
+        PyObject *cuda = PyImport_ImportModule("numba.cuda"), *context = NULL, *where = NULL, *number = NULL,
+                 *gpus = NULL;
         int failed = -1;
         if (cuda && (context = PyObject_CallMethodNoArgs(cuda, state->str_current_context)) &&
-            (where = PyObject_GetAttr(context, state->str_device)) && (number = PyObject_GetAttr(where, state->str_id)))
+            (where = PyObject_GetAttr(context, state->str_device)) &&
+            (number = PyObject_GetAttr(where, state->str_id)))
             ordinal = PyLong_AsLong(number);
         if (!PyErr_Occurred()) {
             if (ordinal == device)
@@ -86,8 +84,7 @@ int tcg_current_device(tcg_state *state, const tcg_tensor *a, int device, tcg_cu
     return 0;
 }
 
-int tcg_current_stream(tcg_state *state, const tcg_tensor *a, int device, uintptr_t stream, tcg_current *current)
-{
+int tcg_current_stream(tcg_state *state, const tcg_tensor *a, int device, uintptr_t stream, tcg_current *current) {
     PyObject *cuda = NULL, *object = NULL, *manager = NULL;
     int failed = -1;
     if (a->type->framework == TCG_FRAMEWORK_TORCH) {
@@ -117,8 +114,8 @@ done:
     return failed;
 }
 
-int tcg_framework_stream(tcg_state *state, const tcg_tensor *a, int device, const tcg_current *current, uintptr_t *stream)
-{
+int tcg_framework_stream(tcg_state *state, const tcg_tensor *a, int device, const tcg_current *current,
+                         uintptr_t *stream) {
     PyObject *get, *number = NULL;
     *stream = a->stream ? a->stream : TCG_STREAM_LEGACY;
     if (a->type->protocol == TCG_PROTOCOL_EXCHANGE)
@@ -149,10 +146,9 @@ int tcg_framework_stream(tcg_state *state, const tcg_tensor *a, int device, cons
     return 0;
 }
 
-/* ---- results -------------------------------------------------------------------------------------------------------------- */
+/* ---- results --------------------------------------------------------------------------------------------------- */
 
-static PyObject *torch_dtype(tcg_state *state, int dtype)
-{
+static PyObject *torch_dtype(tcg_state *state, int dtype) {
     switch (dtype) {
     case TCG_f16:
         return TCG_CACHED(&state->torch_float16, "torch", state->str_float16);
@@ -164,8 +160,7 @@ static PyObject *torch_dtype(tcg_state *state, int dtype)
 }
 
 /* A torch.Tensor on the device of `a`. dtype NULL: that of `a`. */
-static PyObject *torch_new(tcg_state *state, const tcg_tensor *a, PyObject *dtype, PyObject *size)
-{
+static PyObject *torch_new(tcg_state *state, const tcg_tensor *a, PyObject *dtype, PyObject *size) {
     PyObject *arguments[4] = {a->object, size, dtype, NULL}, *empty, *own = NULL, *device = NULL, *result = NULL;
     if (a->type->plain)
         return PyObject_VectorcallMethod(state->str_new_empty, arguments, 2, dtype ? state->kwnames_dtype : NULL);
@@ -185,13 +180,13 @@ static PyObject *torch_new(tcg_state *state, const tcg_tensor *a, PyObject *dtyp
 }
 
 /* Where the new tensor's memory is. Modes of torch can put another kind of tensor in its place. */
-static int torch_pointer(tcg_state *state, const tcg_tensor *a, PyObject *object, void **data)
-{
+static int torch_pointer(tcg_state *state, const tcg_tensor *a, PyObject *object, void **data) {
     PyObject *tensor = TCG_CACHED(&state->torch_tensor, "torch", state->str_Tensor), *number;
     if (!tensor)
         return -1;
     if ((PyObject *)Py_TYPE(object) != tensor) {
-        PyErr_Format(PyExc_TypeError, "torch made a %s where tcgemm needs memory; call it outside of traces and fake-tensor modes",
+        PyErr_Format(PyExc_TypeError,
+                     "torch made a %s where tcgemm needs memory; call it outside of traces and fake-tensor modes",
                      Py_TYPE(object)->tp_name);
         return -1;
     }
@@ -210,8 +205,8 @@ static int torch_pointer(tcg_state *state, const tcg_tensor *a, PyObject *object
     return PyErr_Occurred() ? -1 : 0;
 }
 
-static int torch_result(tcg_state *state, const tcg_tensor *a, int dtype, int ndim, const int64_t *shape, void **data, PyObject **result)
-{
+static int torch_result(tcg_state *state, const tcg_tensor *a, int dtype, int ndim, const int64_t *shape, void **data,
+                        PyObject **result) {
     PyObject *size = tcg_shape_tuple(ndim, shape), *wanted = NULL;
     int64_t count = 1;
     for (int i = 0; i < ndim; i++)
@@ -224,14 +219,14 @@ static int torch_result(tcg_state *state, const tcg_tensor *a, int dtype, int nd
     if (!*result || torch_pointer(state, a, *result, data))
         return -1;
     if (count && !*data) {
-        PyErr_SetString(PyExc_TypeError, "torch made a tensor without memory; call tcgemm outside of traces and fake-tensor modes");
+        PyErr_SetString(PyExc_TypeError,
+                        "torch made a tensor without memory; call tcgemm outside of traces and fake-tensor modes");
         return -1;
     }
     return 0;
 }
 
-static int cupy_pointer(tcg_state *state, PyObject *object, void **data)
-{
+static int cupy_pointer(tcg_state *state, PyObject *object, void **data) {
     PyObject *memory = PyObject_GetAttr(object, state->str_data);
     PyObject *number = memory ? PyObject_GetAttr(memory, state->str_ptr) : NULL;
     if (number)
@@ -242,16 +237,15 @@ static int cupy_pointer(tcg_state *state, PyObject *object, void **data)
 }
 
 /* The dtype of `a` itself where the result has it, so that bfloat16 needs no import. */
-static PyObject *array_dtype(tcg_state *state, const tcg_tensor *a, int dtype)
-{
+static PyObject *array_dtype(tcg_state *state, const tcg_tensor *a, int dtype) {
     if (dtype == a->dtype && (a->type->framework == TCG_FRAMEWORK_CUPY || a->type->framework == TCG_FRAMEWORK_NUMPY ||
                               a->type->framework == TCG_FRAMEWORK_NUMBA))
         return PyObject_GetAttr(a->object, state->str_dtype);
     return Py_XNewRef(tcg_numpy_dtype(state, dtype));
 }
 
-static int cupy_result(tcg_state *state, PyObject *dtype, int ndim, const int64_t *shape, void **data, PyObject **result)
-{
+static int cupy_result(tcg_state *state, PyObject *dtype, int ndim, const int64_t *shape, void **data,
+                       PyObject **result) {
     PyObject *empty = TCG_CACHED(&state->cupy_empty, "cupy", state->str_empty);
     PyObject *size = empty ? tcg_shape_tuple(ndim, shape) : NULL;
     if (size && dtype) {
@@ -262,8 +256,8 @@ static int cupy_result(tcg_state *state, PyObject *dtype, int ndim, const int64_
     return *result ? cupy_pointer(state, *result, data) : -1;
 }
 
-static int numba_result(tcg_state *state, const tcg_tensor *a, PyObject *dtype, int ndim, const int64_t *shape, tcg_result *result, tcg_tensor *c)
-{
+static int numba_result(tcg_state *state, const tcg_tensor *a, PyObject *dtype, int ndim, const int64_t *shape,
+                        tcg_result *result, tcg_tensor *c) {
     PyObject *make = TCG_CACHED(&state->numba_device_array, "numba.cuda", state->str_device_array);
     PyObject *size = make ? tcg_shape_tuple(ndim, shape) : NULL;
     if (size && dtype) {
@@ -284,15 +278,14 @@ static int numba_result(tcg_state *state, const tcg_tensor *a, PyObject *dtype, 
 }
 
 /* What an allocator's error was called; the rest of it is not used. */
-static void note_error(void *context, const char *kind, const char *message)
-{
+static void note_error(void *context, const char *kind, const char *message) {
     (void)message;
     snprintf(context, 32, "%s", kind ? kind : "");
 }
 
 /* 1: made by the exchange API's allocator; 0: it has none that works; -1: an exception. */
-static int exchange_result(const tcg_tensor *a, int dtype, int ndim, const int64_t *shape, int device, tcg_result *result, tcg_tensor *c)
-{
+static int exchange_result(const tcg_tensor *a, int dtype, int ndim, const int64_t *shape, int device,
+                           tcg_result *result, tcg_tensor *c) {
     const DLPackExchangeAPI *api = a->type->api;
     int64_t sizes[TCG_MAX_NDIM + 1];
     char kind[32] = "";
@@ -326,15 +319,15 @@ static int exchange_result(const tcg_tensor *a, int dtype, int ndim, const int64
     for (int i = 0; same && i < ndim; i++)
         same = c->shape[i] == shape[i];
     if (!same) {
-        PyErr_SetString(PyExc_BufferError, "the allocator of the DLPack exchange API gave another array than it was asked for");
+        PyErr_SetString(PyExc_BufferError,
+                        "the allocator of the DLPack exchange API gave another array than it was asked for");
         return -1;
     }
     return 1;
 }
 
 int tcg_result_new(tcg_state *state, const tcg_tensor *a, int dtype, int ndim, const int64_t *shape, int device,
-                   uintptr_t stream, tcg_result *result, tcg_tensor *c)
-{
+                   uintptr_t stream, tcg_result *result, tcg_tensor *c) {
     tcg_framework framework = a->type->framework;
     PyObject *wanted = NULL;
     void *data = NULL;
@@ -362,7 +355,7 @@ int tcg_result_new(tcg_state *state, const tcg_tensor *a, int dtype, int ndim, c
     if (!wanted)
         return -1;
     if (device == TCG_HOST)
-        failed = (result->object = tcg_numpy_empty(state, wanted, ndim, shape, &data)) ? 0 : -1;
+        failed = (result->object = tcg_numpy_empty(wanted, ndim, shape, &data)) ? 0 : -1;
     else if (framework == TCG_FRAMEWORK_CUPY)
         failed = cupy_result(state, wanted, ndim, shape, &data, &result->object);
     else {
@@ -377,8 +370,7 @@ done:
     return failed;
 }
 
-PyObject *tcg_result_finish(tcg_state *state, const tcg_tensor *a, tcg_result *result)
-{
+PyObject *tcg_result_finish(tcg_state *state, const tcg_tensor *a, tcg_result *result) {
     PyObject *object = result->object, *convert, *converted = NULL;
     if (result->versioned) {
         void *made = NULL;
@@ -400,21 +392,12 @@ PyObject *tcg_result_finish(tcg_state *state, const tcg_tensor *a, tcg_result *r
             converted = PyObject_CallOneArg(convert, object);
         return converted;
     }
-    if (a->type->framework == TCG_FRAMEWORK_NUMPY) { /* a scalar for two vectors, as numpy.matmul gives */
-        PyObject *ndim = PyObject_GetAttrString(object, "ndim");
-        if (!ndim)
-            return NULL;
-        long axes = PyLong_AsLong(ndim);
-        Py_DECREF(ndim);
-        if (axes == 0)
-            return PyObject_GetItem(object, state->no_arguments);
-    }
     result->object = NULL;
-    return object;
+    /* A scalar for two vectors, as numpy.matmul gives. */
+    return a->type->framework == TCG_FRAMEWORK_NUMPY ? tcg_numpy_return(object) : object;
 }
 
-void tcg_result_release(tcg_result *result)
-{
+void tcg_result_release(tcg_result *result) {
     if (!result->object && !result->versioned)
         return;
     tcg_exception saved;
@@ -426,9 +409,8 @@ void tcg_result_release(tcg_result *result)
     tcg_exception_restore(&saved);
 }
 
-int tcg_workspace_new(tcg_state *state, const tcg_tensor *a, size_t bytes, int device, uintptr_t stream, PyObject **owner,
-                      void **data)
-{
+int tcg_workspace_new(tcg_state *state, const tcg_tensor *a, size_t bytes, int device, uintptr_t stream,
+                      PyObject **owner, void **data) {
     int64_t size = (int64_t)bytes;
     if (a->type->framework == TCG_FRAMEWORK_TORCH) {
         PyObject *dtype = TCG_CACHED(&state->torch_uint8, "torch", state->str_uint8);
@@ -442,8 +424,6 @@ int tcg_workspace_new(tcg_state *state, const tcg_tensor *a, size_t bytes, int d
     tcg_error err;
     int failed;
     *owner = NULL;
-    Py_BEGIN_ALLOW_THREADS
-    failed = tcg_memory_alloc(device, stream, bytes, data, &err);
-    Py_END_ALLOW_THREADS
-    return failed ? tcg_raise(state, &err) : 0;
+    Py_BEGIN_ALLOW_THREADS failed = tcg_memory_alloc(device, stream, bytes, data, &err);
+    Py_END_ALLOW_THREADS return failed ? tcg_raise(state, &err) : 0;
 }

@@ -3,10 +3,9 @@
 
 #include <string.h>
 
-/* ---- small helpers ------------------------------------------------------------------------------------------------ */
+/* ---- small helpers --------------------------------------------------------------------------------------------- */
 
-int tcg_optional_attr(PyObject *object, PyObject *name, PyObject **result)
-{
+int tcg_optional_attr(PyObject *object, PyObject *name, PyObject **result) {
 #if PY_VERSION_HEX >= 0x030D0000
     return PyObject_GetOptionalAttr(object, name, result);
 #else
@@ -20,8 +19,7 @@ int tcg_optional_attr(PyObject *object, PyObject *name, PyObject **result)
 #endif
 }
 
-PyObject *tcg_imported(const char *name)
-{
+PyObject *tcg_imported(const char *name) {
     PyObject *module = NULL, *text = PyUnicode_FromString(name);
     if (text)
         module = PyImport_GetModule(text);
@@ -31,8 +29,7 @@ PyObject *tcg_imported(const char *name)
     return module;
 }
 
-PyObject *tcg_cached(PyObject **slot, const char *root, PyObject *const *names)
-{
+PyObject *tcg_cached(PyObject **slot, const char *root, PyObject *const *names) {
     PyObject *found = __atomic_load_n(slot, __ATOMIC_ACQUIRE), *none = NULL;
     if (found)
         return found;
@@ -49,14 +46,12 @@ PyObject *tcg_cached(PyObject **slot, const char *root, PyObject *const *names)
     return none;
 }
 
-static int refuse_int(const char *argument, const char *what, PyObject *object)
-{
+static int refuse_int(const char *argument, const char *what, PyObject *object) {
     PyErr_Format(PyExc_TypeError, "%s: %s is %R; expected an integer", argument, what, object);
     return -1;
 }
 
-int tcg_read_int(const char *argument, const char *what, PyObject *object, int64_t *value)
-{
+int tcg_read_int(const char *argument, const char *what, PyObject *object, int64_t *value) {
     if (!PyIndex_Check(object))
         return refuse_int(argument, what, object);
     *value = PyLong_AsLongLong(object);
@@ -68,8 +63,7 @@ int tcg_read_int(const char *argument, const char *what, PyObject *object, int64
     return 0;
 }
 
-int tcg_read_address(const char *argument, const char *what, PyObject *object, uintptr_t *value)
-{
+int tcg_read_address(const char *argument, const char *what, PyObject *object, uintptr_t *value) {
     PyObject *number;
     if (!PyIndex_Check(object))
         return refuse_int(argument, what, object);
@@ -86,8 +80,7 @@ int tcg_read_address(const char *argument, const char *what, PyObject *object, u
     return 0;
 }
 
-const char *tcg_device_text(int device, char text[24])
-{
+const char *tcg_device_text(int device, char text[24]) {
     if (device == TCG_HOST)
         strcpy(text, "the host");
     else
@@ -95,8 +88,7 @@ const char *tcg_device_text(int device, char text[24])
     return text;
 }
 
-PyObject *tcg_shape_tuple(int ndim, const int64_t *shape)
-{
+PyObject *tcg_shape_tuple(int ndim, const int64_t *shape) {
     PyObject *tuple = PyTuple_New(ndim);
     for (int i = 0; tuple && i < ndim; i++) {
         PyObject *size = PyLong_FromLongLong(shape[i]);
@@ -108,8 +100,7 @@ PyObject *tcg_shape_tuple(int ndim, const int64_t *shape)
     return tuple;
 }
 
-PyObject *tcg_shape_text(int ndim, const int64_t *shape)
-{
+PyObject *tcg_shape_text(int ndim, const int64_t *shape) {
     PyObject *text = NULL, *tuple = tcg_shape_tuple(ndim, shape);
     if (tuple)
         text = PyObject_Repr(tuple);
@@ -117,8 +108,7 @@ PyObject *tcg_shape_text(int ndim, const int64_t *shape)
     return text;
 }
 
-int tcg_raise(const tcg_state *state, const tcg_error *err)
-{
+int tcg_raise(const tcg_state *state, const tcg_error *err) {
     switch (err->kind) {
     case TCG_ERR_CUDA: {
         PyObject *code = NULL, *error = PyObject_CallFunction(state->cuda_error, "s", err->text);
@@ -140,8 +130,7 @@ int tcg_raise(const tcg_state *state, const tcg_error *err)
     return -1;
 }
 
-int tcg_refuse(const tcg_tensor *tensor, const char *what)
-{
+int tcg_refuse(const tcg_tensor *tensor, const char *what) {
     PyObject *type, *value, *traceback, *text = NULL, *cause = NULL;
     /* Not the interpreter's own: those are the caller's to see. */
     if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError))
@@ -174,11 +163,10 @@ int tcg_refuse(const tcg_tensor *tensor, const char *what)
     return -1;
 }
 
-/* ---- which protocol ------------------------------------------------------------------------------------------------ */
+/* ---- which protocol -------------------------------------------------------------------------------------------- */
 
 /* Whether the type's module is `root` or inside it. */
-static bool from_module(tcg_state *state, PyObject *type, const char *root)
-{
+static bool from_module(tcg_state *state, PyObject *type, const char *root) {
     PyObject *module = NULL;
     bool found = false;
     if (tcg_optional_attr(type, state->str___module__, &module) > 0 && PyUnicode_Check(module)) {
@@ -191,31 +179,30 @@ static bool from_module(tcg_state *state, PyObject *type, const char *root)
     return found;
 }
 
-static bool any_base_from(tcg_state *state, PyTypeObject *type, const char *root)
-{
-    PyObject *bases = type->tp_mro; /* borrowed; the type is in use by an object, which the caller holds */
-    for (Py_ssize_t i = 0; bases && i < PyTuple_GET_SIZE(bases); i++)
-        if (from_module(state, PyTuple_GET_ITEM(bases, i), root))
-            return true;
-    return false;
+static bool any_base_from(tcg_state *state, PyTypeObject *type, const char *root) {
+    PyObject *bases = Py_XNewRef(type->tp_mro); /* attributes of types can run code that changes it */
+    bool found = false;
+    for (Py_ssize_t i = 0; bases && i < PyTuple_GET_SIZE(bases) && !found; i++)
+        found = from_module(state, PyTuple_GET_ITEM(bases, i), root);
+    Py_XDECREF(bases);
+    return found;
 }
 
 /* Whether a base of the type is the named class of a module that lies in `root`. */
-static bool has_base(tcg_state *state, PyTypeObject *type, const char *root, const char *name)
-{
-    PyObject *bases = type->tp_mro; /* borrowed */
-    for (Py_ssize_t i = 0; bases && i < PyTuple_GET_SIZE(bases); i++) {
+static bool has_base(tcg_state *state, PyTypeObject *type, const char *root, const char *name) {
+    PyObject *bases = Py_XNewRef(type->tp_mro);
+    bool found = false;
+    for (Py_ssize_t i = 0; bases && i < PyTuple_GET_SIZE(bases) && !found; i++) {
         PyTypeObject *base = (PyTypeObject *)PyTuple_GET_ITEM(bases, i);
         const char *dot = strrchr(base->tp_name, '.');
-        if (!strcmp(dot ? dot + 1 : base->tp_name, name) && from_module(state, (PyObject *)base, root))
-            return true;
+        found = !strcmp(dot ? dot + 1 : base->tp_name, name) && from_module(state, (PyObject *)base, root);
     }
-    return false;
+    Py_XDECREF(bases);
+    return found;
 }
 
 /* Whether the type is, or (with `subtypes`) derives from, the class `name` of an already imported module. */
-static bool is_class(PyTypeObject *type, const char *module_name, PyObject *name, bool subtypes)
-{
+static bool is_class(PyTypeObject *type, const char *module_name, PyObject *name, bool subtypes) {
     PyObject *found = NULL, *module = tcg_imported(module_name);
     bool is = false;
     if (module && tcg_optional_attr(module, name, &found) > 0 && PyType_Check(found))
@@ -227,16 +214,14 @@ static bool is_class(PyTypeObject *type, const char *module_name, PyObject *name
 }
 
 /* 1 when the type itself has the attribute, -1 with an exception. */
-static int type_has(PyTypeObject *type, PyObject *name)
-{
+static int type_has(PyTypeObject *type, PyObject *name) {
     PyObject *found = NULL;
     int has = tcg_optional_attr((PyObject *)type, name, &found);
     Py_XDECREF(found);
     return has;
 }
 
-static int classify_exchange(tcg_state *state, tcg_type *entry)
-{
+static int classify_exchange(tcg_state *state, tcg_type *entry) {
     PyObject *const names[] = {state->str___dlpack_c_exchange_api__, state->str___c_dlpack_exchange_api__};
     for (int i = 0; i < 2; i++) {
         PyObject *attribute = NULL;
@@ -254,16 +239,16 @@ static int classify_exchange(tcg_state *state, tcg_type *entry)
     return 0;
 }
 
-/* Finds the C functions behind two attributes of torch.Tensor: an attribute's lookup costs as much as what it gives. */
-static int find_torch_functions(tcg_state *state, tcg_type *entry)
-{
+/* Finds the C functions behind two attributes of torch.Tensor: the lookup costs as much as what it gives. */
+static int find_torch_functions(tcg_state *state, tcg_type *entry) {
     PyObject *property = NULL, *method = NULL;
     if (tcg_optional_attr((PyObject *)entry->type, state->str_requires_grad, &property) < 0 ||
         tcg_optional_attr((PyObject *)entry->type, state->str_is_neg, &method) < 0) {
         Py_XDECREF(property);
         return -1;
     }
-    if (property && Py_IS_TYPE(property, &PyGetSetDescr_Type) && PyType_IsSubtype(entry->type, PyDescr_TYPE(property)))
+    if (property && Py_IS_TYPE(property, &PyGetSetDescr_Type) &&
+        PyType_IsSubtype(entry->type, PyDescr_TYPE(property)))
         entry->requires_grad = ((PyGetSetDescrObject *)property)->d_getset;
     if (method && Py_IS_TYPE(method, &PyMethodDescr_Type) && PyType_IsSubtype(entry->type, PyDescr_TYPE(method))) {
         const PyMethodDef *def = ((PyMethodDescrObject *)method)->d_method;
@@ -275,11 +260,11 @@ static int find_torch_functions(tcg_state *state, tcg_type *entry)
     return 0;
 }
 
-static int refuse_type(tcg_state *state, const tcg_tensor *tensor)
-{
+static int refuse_type(tcg_state *state, const tcg_tensor *tensor) {
     PyTypeObject *type = Py_TYPE(tensor->object);
     if (any_base_from(state, type, "jax") && has_base(state, type, "jax", "Tracer"))
-        PyErr_Format(PyExc_TypeError, "%s: a traced JAX value (%s) has no memory yet; call tcgemm outside of jit, grad and vmap",
+        PyErr_Format(PyExc_TypeError,
+                     "%s: a traced JAX value (%s) has no memory yet; call tcgemm outside of jit, grad and vmap",
                      tensor->name, type->tp_name);
     else
         PyErr_Format(PyExc_TypeError,
@@ -290,8 +275,7 @@ static int refuse_type(tcg_state *state, const tcg_tensor *tensor)
 }
 
 /* Fills in *entry; *by_type: what was found holds for every object of the type. */
-static int classify(tcg_state *state, tcg_tensor *tensor, tcg_type *entry, bool *by_type)
-{
+static int classify(tcg_state *state, tcg_tensor *tensor, tcg_type *entry, bool *by_type) {
     PyObject *object = tensor->object, *found = NULL;
     PyTypeObject *type = Py_TYPE(object);
     int has;
@@ -309,7 +293,8 @@ static int classify(tcg_state *state, tcg_tensor *tensor, tcg_type *entry, bool 
     if (PyType_Check(object) || has_base(state, type, "jax", "Tracer"))
         return refuse_type(state, tensor);
     if (has_base(state, type, "torch", "FakeTensor") || has_base(state, type, "torch", "FunctionalTensor")) {
-        PyErr_Format(PyExc_TypeError, "%s: a torch %s has no memory; tcgemm needs real tensors", tensor->name, type->tp_name);
+        PyErr_Format(PyExc_TypeError, "%s: a torch %s has no memory; tcgemm needs real tensors", tensor->name,
+                     type->tp_name);
         return -1;
     }
     if (any_base_from(state, type, "torch")) {
@@ -323,7 +308,7 @@ static int classify(tcg_state *state, tcg_tensor *tensor, tcg_type *entry, bool 
         return -1;
     if (entry->protocol == TCG_PROTOCOL_EXCHANGE)
         return 0;
-    if (is_class(type, "numpy", state->str_ndarray, true)) {
+    if (tcg_numpy_is_array(type)) {
         if (is_class(type, "numpy.ma", state->str_MaskedArray, true)) {
             PyErr_Format(PyExc_TypeError, "%s: masked arrays are not supported", tensor->name);
             return -1;
@@ -364,8 +349,7 @@ static int classify(tcg_state *state, tcg_tensor *tensor, tcg_type *entry, bool 
     return has ? 0 : refuse_type(state, tensor);
 }
 
-static int find_type(tcg_state *state, tcg_tensor *tensor)
-{
+static int find_type(tcg_state *state, tcg_tensor *tensor) {
     PyTypeObject *type = Py_TYPE(tensor->object);
     bool by_type = false;
     int count = atomic_load_explicit(&state->type_count, memory_order_acquire);
@@ -395,10 +379,9 @@ static int find_type(tcg_state *state, tcg_tensor *tensor)
     return 0;
 }
 
-/* ---- acquire and release -------------------------------------------------------------------------------------------- */
+/* ---- acquire and release --------------------------------------------------------------------------------------- */
 
-void tcg_tensor_init(tcg_tensor *tensor, const char *name, PyObject *object)
-{
+void tcg_tensor_init(tcg_tensor *tensor, const char *name, PyObject *object) {
     tensor->name = name;
     tensor->object = object;
     tensor->type = NULL;
@@ -413,8 +396,7 @@ void tcg_tensor_init(tcg_tensor *tensor, const char *name, PyObject *object)
     tensor->versioned = NULL;
 }
 
-int tcg_tensor_locate(tcg_state *state, tcg_tensor *tensor)
-{
+int tcg_tensor_locate(tcg_state *state, tcg_tensor *tensor) {
     if (find_type(state, tensor))
         return -1;
     switch (tensor->type->protocol) {
@@ -435,13 +417,11 @@ int tcg_tensor_locate(tcg_state *state, tcg_tensor *tensor)
     }
 }
 
-int tcg_tensor_finish(tcg_state *state, tcg_tensor *tensor, uintptr_t stream)
-{
+int tcg_tensor_finish(tcg_state *state, tcg_tensor *tensor, uintptr_t stream) {
     return tensor->pending ? tcg_dlpack_finish(state, tensor, stream) : 0;
 }
 
-static void release(PyObject *held, DLManagedTensor *legacy, DLManagedTensorVersioned *versioned)
-{
+static void release(PyObject *held, DLManagedTensor *legacy, DLManagedTensorVersioned *versioned) {
     tcg_exception saved;
     tcg_exception_save(&saved);
     if (legacy && legacy->deleter)
@@ -452,8 +432,7 @@ static void release(PyObject *held, DLManagedTensor *legacy, DLManagedTensorVers
     tcg_exception_restore(&saved);
 }
 
-void tcg_tensor_release(tcg_tensor *tensor)
-{
+void tcg_tensor_release(tcg_tensor *tensor) {
     PyObject *held = tensor->held;
     DLManagedTensor *legacy = tensor->legacy;
     DLManagedTensorVersioned *versioned = tensor->versioned;
@@ -476,8 +455,7 @@ typedef struct tcg_hold {
 } tcg_hold;
 
 /* With the GIL or without it. Once the interpreter is on its way out there is nobody left to give anything to. */
-static void hold_release(void *arg)
-{
+static void hold_release(void *arg) {
     tcg_hold *hold = arg;
     if (!Py_IsInitialized() || Py_IsFinalizing())
         return;
@@ -488,8 +466,8 @@ static void hold_release(void *arg)
     PyGILState_Release(gil);
 }
 
-int tcg_tensors_release_after(const tcg_state *state, tcg_tensor *const *tensors, int count, int device, uintptr_t stream)
-{
+int tcg_tensors_release_after(const tcg_state *state, tcg_tensor *const *tensors, int count, int device,
+                              uintptr_t stream) {
     tcg_hold *hold = PyMem_RawCalloc(1, sizeof *hold);
     tcg_error err, ignored;
     int failed;
@@ -505,27 +483,24 @@ int tcg_tensors_release_after(const tcg_state *state, tcg_tensor *const *tensors
         t->versioned = NULL;
         hold->count = i + 1;
     }
-    Py_BEGIN_ALLOW_THREADS
-    failed = !hold || tcg_release_after(device, stream, hold_release, hold, &err);
+    Py_BEGIN_ALLOW_THREADS failed = !hold || tcg_release_after(device, stream, hold_release, hold, &err);
     if (failed)
         tcg_synchronize(device, stream, &ignored);
-    Py_END_ALLOW_THREADS
-    if (failed && hold)
-        hold_release(hold);
+    Py_END_ALLOW_THREADS if (failed && hold) hold_release(hold);
     return failed ? tcg_raise(state, &err) : 0;
 }
 
-/* ---- sizes and strides ---------------------------------------------------------------------------------------------- */
+/* ---- sizes and strides ----------------------------------------------------------------------------------------- */
 
-int tcg_tensor_layout(tcg_tensor *tensor, bool has_strides)
-{
+int tcg_tensor_layout(tcg_tensor *tensor, bool has_strides) {
     int64_t bytes = tensor->dtype < 0 ? 1 : tcg_dtype_bytes[tensor->dtype];
     int64_t count = 1, low = 0, high = 0, extent, length;
     bool empty = false, overflow = false;
 
     for (int i = 0; i < tensor->ndim; i++) {
         if (tensor->shape[i] < 0) {
-            PyErr_Format(PyExc_ValueError, "%s: the shape has a negative size, %lld", tensor->name, (long long)tensor->shape[i]);
+            PyErr_Format(PyExc_ValueError, "%s: the shape has a negative size, %lld", tensor->name,
+                         (long long)tensor->shape[i]);
             return -1;
         }
         empty |= tensor->shape[i] == 0;
@@ -554,7 +529,8 @@ int tcg_tensor_layout(tcg_tensor *tensor, bool has_strides)
         overflow |= __builtin_sub_overflow(high, low, &length) || __builtin_mul_overflow(length, 4 * bytes, &length);
         overflow |= __builtin_mul_overflow(count, 4 * bytes, &length);
         if (!overflow && !tensor->data) {
-            PyErr_Format(PyExc_ValueError, "%s: a NULL pointer where %lld elements should be", tensor->name, (long long)count);
+            PyErr_Format(PyExc_ValueError, "%s: a NULL pointer where %lld elements should be", tensor->name,
+                         (long long)count);
             return -1;
         }
         if (!overflow) {
@@ -573,8 +549,7 @@ int tcg_tensor_layout(tcg_tensor *tensor, bool has_strides)
     return 0;
 }
 
-void tcg_tensor_packed(tcg_tensor *tensor, void *data, int dtype, int device, int ndim, const int64_t *shape)
-{
+void tcg_tensor_packed(tcg_tensor *tensor, void *data, int dtype, int device, int ndim, const int64_t *shape) {
     int64_t stride = 1, count = 1;
     tensor->data = data;
     tensor->dtype = dtype;
@@ -591,7 +566,7 @@ void tcg_tensor_packed(tcg_tensor *tensor, void *data, int dtype, int device, in
     tensor->high = count ? count - 1 : 0;
 }
 
-/* ---- overlap ---------------------------------------------------------------------------------------------------------
+/* ---- overlap ------------------------------------------------------------------------------------------------------
  *
  * Two strided sets of bytes meet when the sum of x[i] * step[i] over integers 0 <= x[i] <= most[i] can be a given
  * number: one term an axis of either operand, and one for the bytes of an element. This is a bounded linear
@@ -613,8 +588,7 @@ typedef struct equation {
     long nodes;
 } equation;
 
-static int64_t gcd(int64_t x, int64_t y)
-{
+static int64_t gcd(int64_t x, int64_t y) {
     while (y) {
         int64_t rest = x % y;
         x = y;
@@ -623,8 +597,7 @@ static int64_t gcd(int64_t x, int64_t y)
     return x;
 }
 
-static void add_term(equation *eq, int64_t step, int64_t most)
-{
+static void add_term(equation *eq, int64_t step, int64_t most) {
     int at = 0;
     if (step == 0 || most == 0)
         return;
@@ -639,8 +612,7 @@ static void add_term(equation *eq, int64_t step, int64_t most)
     eq->count++;
 }
 
-static void prepare(equation *eq)
-{
+static void prepare(equation *eq) {
     eq->reach[eq->count] = eq->divisor[eq->count] = 0;
     for (int i = eq->count - 1; i >= 0; i--) {
         eq->reach[i] = eq->reach[i + 1] + eq->terms[i].step * eq->terms[i].most;
@@ -650,8 +622,7 @@ static void prepare(equation *eq)
 }
 
 /* Whether the terms from `at` on can sum to `rest`; true when the budget is spent. */
-static bool solvable(equation *eq, int at, int64_t rest)
-{
+static bool solvable(equation *eq, int at, int64_t rest) {
     if (rest < 0 || rest > eq->reach[at])
         return false;
     if (rest == 0)
@@ -672,8 +643,7 @@ static bool solvable(equation *eq, int at, int64_t rest)
     return false;
 }
 
-static void add_axes(equation *eq, const tcg_tensor *t, int64_t bytes)
-{
+static void add_axes(equation *eq, const tcg_tensor *t, int64_t bytes) {
     for (int i = 0; i < t->ndim; i++) {
         int64_t stride = t->strides[i];
         if (t->shape[i] > 1)
@@ -681,14 +651,15 @@ static void add_axes(equation *eq, const tcg_tensor *t, int64_t bytes)
     }
 }
 
-bool tcg_tensors_overlap(const tcg_tensor *x, const tcg_tensor *y)
-{
+bool tcg_tensors_overlap(const tcg_tensor *x, const tcg_tensor *y) {
     if (!x->count || !y->count)
         return false;
     int64_t bx = tcg_dtype_bytes[x->dtype], by = tcg_dtype_bytes[y->dtype];
     /* First and last byte of each. */
-    uintptr_t x0 = (uintptr_t)x->data + (uintptr_t)(x->low * bx), x1 = (uintptr_t)x->data + (uintptr_t)((x->high + 1) * bx - 1);
-    uintptr_t y0 = (uintptr_t)y->data + (uintptr_t)(y->low * by), y1 = (uintptr_t)y->data + (uintptr_t)((y->high + 1) * by - 1);
+    uintptr_t x0 = (uintptr_t)x->data + (uintptr_t)(x->low * bx),
+              x1 = (uintptr_t)x->data + (uintptr_t)((x->high + 1) * bx - 1);
+    uintptr_t y0 = (uintptr_t)y->data + (uintptr_t)(y->low * by),
+              y1 = (uintptr_t)y->data + (uintptr_t)((y->high + 1) * by - 1);
     if (x1 < y0 || y1 < x0)
         return false;
     /* x0 + (axes of x) + byte = y1 - (axes of y) - byte. */
@@ -700,8 +671,7 @@ bool tcg_tensors_overlap(const tcg_tensor *x, const tcg_tensor *y)
     return solvable(&eq, 0, (int64_t)(y1 - x0));
 }
 
-bool tcg_tensor_overlaps_itself(const tcg_tensor *t)
-{
+bool tcg_tensor_overlaps_itself(const tcg_tensor *t) {
     term axes[TCG_MAX_NDIM];
     int count = 0;
     int64_t reach = 0;

@@ -35,14 +35,10 @@
 typedef struct tcg_exception {
     PyObject *type, *value, *traceback;
 } tcg_exception;
-static inline void tcg_exception_save(tcg_exception *saved)
-{
+static inline void tcg_exception_save(tcg_exception *saved) {
     PyErr_Fetch(&saved->type, &saved->value, &saved->traceback);
 }
-static inline bool tcg_exception_is_set(const tcg_exception *saved)
-{
-    return saved->type != NULL;
-}
+static inline bool tcg_exception_is_set(const tcg_exception *saved) { return saved->type != NULL; }
 static inline void tcg_exception_restore(tcg_exception *saved) /* steals */
 {
     PyErr_Restore(saved->type, saved->value, saved->traceback);
@@ -51,14 +47,8 @@ static inline void tcg_exception_restore(tcg_exception *saved) /* steals */
 typedef struct tcg_exception {
     PyObject *value;
 } tcg_exception;
-static inline void tcg_exception_save(tcg_exception *saved)
-{
-    saved->value = PyErr_GetRaisedException();
-}
-static inline bool tcg_exception_is_set(const tcg_exception *saved)
-{
-    return saved->value != NULL;
-}
+static inline void tcg_exception_save(tcg_exception *saved) { saved->value = PyErr_GetRaisedException(); }
+static inline bool tcg_exception_is_set(const tcg_exception *saved) { return saved->value != NULL; }
 static inline void tcg_exception_restore(tcg_exception *saved) /* steals */
 {
     PyErr_SetRaisedException(saved->value);
@@ -68,123 +58,107 @@ static inline void tcg_exception_restore(tcg_exception *saved) /* steals */
 /* ---- the module's state ---------------------------------------------------------------------------------------- */
 
 /* Names, interned once: X(name) is also its text. */
-#define TCG_NAMES(X)               \
-    X(Device)                      \
-    X(ExternalStream)              \
-    X(Stream)                      \
-    X(Tensor)                      \
-    X(__array_interface__)         \
-    X(__c_dlpack_exchange_api__)   \
-    X(__cuda_array_interface__)    \
-    X(__cuda_stream__)             \
-    X(__dlpack__)                  \
-    X(__dlpack_c_exchange_api__)   \
-    X(__dlpack_device__)           \
-    X(__enter__)                   \
-    X(__exit__)                    \
-    X(__module__)                  \
-    X(__name__)                    \
-    X(_C)                          \
-    X(_cuda_getCurrentRawStream)   \
-    X(_cuda_getDevice)             \
-    X(all)                         \
-    X(ascontiguousarray)           \
-    X(asarray)                     \
-    X(batch_invariant)             \
-    X(bfloat16)                    \
-    X(copy)                        \
-    X(copyto)                      \
-    X(cuda)                        \
-    X(cuda_stream)                 \
-    X(current_context)             \
-    X(data)                        \
-    X(default_stream)              \
-    X(detach)                      \
-    X(device)                      \
-    X(device_array)                \
-    X(dl_device)                   \
-    X(dlpack)                      \
-    X(dtype)                       \
-    X(empty)                       \
-    X(errstate)                    \
-    X(float16)                     \
-    X(float32)                     \
-    X(from_dlpack)                 \
-    X(getDevice)                   \
-    X(gpus)                        \
-    X(id)                          \
-    X(ignore)                      \
-    X(is_grad_enabled)             \
-    X(is_neg)                      \
-    X(kernel)                      \
-    X(launches)                    \
-    X(ma)                          \
-    X(mask)                        \
-    X(matmul)                      \
-    X(max_version)                 \
-    X(name)                        \
-    X(ndarray)                     \
-    X(new_empty)                   \
-    X(nn)                          \
-    X(null)                        \
-    X(numpy)                       \
-    X(out)                         \
-    X(out_dtype)                   \
-    X(Parameter)                   \
-    X(MaskedArray)                 \
-    X(ptds)                        \
-    X(ptr)                         \
-    X(requires_grad)               \
-    X(runtime)                     \
-    X(shape)                       \
-    X(stream)                      \
-    X(strides)                     \
-    X(type)                        \
-    X(typestr)                     \
-    X(uint8)                       \
+#define TCG_NAMES(X)             \
+    X(Device)                    \
+    X(Stream)                    \
+    X(Tensor)                    \
+    X(__c_dlpack_exchange_api__) \
+    X(__cuda_array_interface__)  \
+    X(__cuda_stream__)           \
+    X(__dlpack__)                \
+    X(__dlpack_c_exchange_api__) \
+    X(__dlpack_device__)         \
+    X(__enter__)                 \
+    X(__exit__)                  \
+    X(__module__)                \
+    X(__name__)                  \
+    X(_C)                        \
+    X(_cuda_getCurrentRawStream) \
+    X(_cuda_getDevice)           \
+    X(all)                       \
+    X(asarray)                   \
+    X(batch_invariant)           \
+    X(bfloat16)                  \
+    X(copy)                      \
+    X(cuda)                      \
+    X(cuda_stream)               \
+    X(current_context)           \
+    X(data)                      \
+    X(detach)                    \
+    X(device)                    \
+    X(device_array)              \
+    X(dtype)                     \
+    X(empty)                     \
+    X(errstate)                  \
+    X(float16)                   \
+    X(float32)                   \
+    X(from_dlpack)               \
+    X(getDevice)                 \
+    X(gpus)                      \
+    X(id)                        \
+    X(ignore)                    \
+    X(is_deleted)                \
+    X(is_grad_enabled)           \
+    X(is_neg)                    \
+    X(kernel)                    \
+    X(ma)                        \
+    X(mask)                      \
+    X(matmul)                    \
+    X(max_version)               \
+    X(name)                      \
+    X(new_empty)                 \
+    X(null)                      \
+    X(out)                       \
+    X(out_dtype)                 \
+    X(Parameter)                 \
+    X(MaskedArray)               \
+    X(ptds)                      \
+    X(ptr)                       \
+    X(requires_grad)             \
+    X(runtime)                   \
+    X(shape)                     \
+    X(stream)                    \
+    X(strides)                   \
+    X(typestr)                   \
+    X(uint8)                     \
     X(version)
 
 /* Other objects. The last group is found at first use, when its framework has long been imported: read and written
  * through tcg_cached alone. */
-#define TCG_OBJECTS(X)                                                                                            \
-    X(array_type)                                                                                                 \
-    X(explanation_type)                                                                                           \
-    X(cuda_error)                                                                                                 \
-    X(no_arguments)                                                                                               \
-    X(dlpack_version)                                                                                             \
-    X(kwnames_stream_max_version)                                                                                 \
-    X(kwnames_stream)                                                                                             \
-    X(kwnames_max_version)                                                                                        \
-    X(kwnames_dtype)                                                                                              \
-    X(kwnames_dtype_device)                                                                                       \
-    X(kwnames_device)                                                                                             \
-    X(kwnames_all)                                                                                                \
-    X(torch_is_grad_enabled)                                                                                      \
-    X(torch_tensor)                                                                                               \
-    X(torch_empty)                                                                                                \
-    X(torch_uint8)                                                                                                \
-    X(torch_float16)                                                                                              \
-    X(torch_bfloat16)                                                                                             \
-    X(torch_float32)                                                                                              \
-    X(torch_raw_stream)                                                                                           \
-    X(torch_get_device)                                                                                           \
-    X(cupy_empty)                                                                                                 \
-    X(cupy_get_device)                                                                                            \
-    X(jax_from_dlpack)                                                                                            \
-    X(jax_asarray)                                                                                                \
-    X(numba_device_array)                                                                                         \
-    X(numpy_empty)                                                                                                \
-    X(numpy_matmul)                                                                                               \
-    X(numpy_errstate)                                                                                             \
-    X(numpy_float16)                                                                                              \
-    X(numpy_float32)                                                                                              \
-    X(numpy_uint8)                                                                                                \
+#define TCG_OBJECTS(X)            \
+    X(array_type)                 \
+    X(explanation_type)           \
+    X(cuda_error)                 \
+    X(dlpack_version)             \
+    X(kwnames_stream_max_version) \
+    X(kwnames_stream)             \
+    X(kwnames_max_version)        \
+    X(kwnames_dtype)              \
+    X(kwnames_dtype_device)       \
+    X(kwnames_all)                \
+    X(torch_is_grad_enabled)      \
+    X(torch_tensor)               \
+    X(torch_empty)                \
+    X(torch_uint8)                \
+    X(torch_float16)              \
+    X(torch_bfloat16)             \
+    X(torch_float32)              \
+    X(torch_raw_stream)           \
+    X(torch_get_device)           \
+    X(cupy_empty)                 \
+    X(cupy_get_device)            \
+    X(jax_from_dlpack)            \
+    X(jax_asarray)                \
+    X(numba_device_array)         \
+    X(numpy_matmul)               \
+    X(numpy_errstate)             \
+    X(numpy_uint8)                \
     X(numpy_bfloat16)
 
 typedef enum tcg_protocol {
     TCG_PROTOCOL_NONE,
     TCG_PROTOCOL_EXCHANGE,  /* the DLPack C exchange API */
-    TCG_PROTOCOL_NUMPY,     /* __array_interface__ */
+    TCG_PROTOCOL_NUMPY,     /* NumPy's C API */
     TCG_PROTOCOL_INTERFACE, /* __cuda_array_interface__ */
     TCG_PROTOCOL_DLPACK,    /* __dlpack__ */
     TCG_PROTOCOL_CAPSULE,   /* a bare DLPack capsule */
@@ -207,10 +181,12 @@ typedef struct tcg_type {
     tcg_protocol protocol;
     tcg_framework framework;
     bool plain; /* torch: its new_empty gives a torch.Tensor */
-    /* torch: the C functions behind requires_grad and is_neg, static in its library; NULL where the type has others. */
+    /* torch: the C functions behind requires_grad and is_neg, static in its library; NULL where it has others. */
     const PyGetSetDef *requires_grad;
     PyCFunction is_neg;
 } tcg_type;
+
+typedef struct tcg_plan_slot tcg_plan_slot;
 
 typedef struct tcg_state {
 #define X(name) PyObject *str_##name;
@@ -224,7 +200,8 @@ typedef struct tcg_state {
     atomic_int type_count;
     pthread_mutex_t types_lock; /* for writers; nothing of Python runs under it */
     bool has_lock;
-    bool batch_invariant; /* the environment's default */
+    tcg_plan_slot *plans;               /* owned; see plans.c */
+    bool batch_invariant;               /* the environment's default */
     atomic_bool seen[TCG_SEEN_DEVICES]; /* the device's properties have been read: asking again cannot block */
 } tcg_state;
 
@@ -239,7 +216,7 @@ PyObject *tcg_imported(const char *name);
 /* 1: *result is a new reference; 0: there is no such attribute; -1: an exception. */
 int tcg_optional_attr(PyObject *object, PyObject *name, PyObject **result);
 
-/* ---- an operand -------------------------------------------------------------------------------------------------- */
+/* ---- an operand ------------------------------------------------------------------------------------------------ */
 
 /* An operand in plain C, with what keeps it alive. Filled once by tcg_tensor_locate and tcg_tensor_finish; given
  * back by tcg_tensor_release in every case. */
@@ -249,18 +226,18 @@ typedef struct tcg_tensor {
     const tcg_type *type; /* in the state's table, or own_type */
     tcg_type own_type;
     char *data;
-    int64_t count;        /* elements */
-    int64_t low, high;    /* offsets of the lowest and the highest element from data, in elements; 0 where count is */
-    int dtype;            /* TCG_f16 ..., -1: not supported, then dtype_text names it */
-    int device;           /* TCG_HOST or a CUDA ordinal */
+    int64_t count;     /* elements */
+    int64_t low, high; /* offsets of the lowest and the highest element from data, in elements; 0 where count is */
+    int dtype;         /* TCG_f16 ..., -1: not supported, then dtype_text names it */
+    int device;        /* TCG_HOST or a CUDA ordinal */
     int ndim;
-    bool any_device;      /* managed or empty: `device` is a guess that gives way to the other operands' */
+    bool any_device; /* managed or empty: `device` is a guess that gives way to the other operands' */
     bool read_only;
-    bool pending;         /* tcg_tensor_finish has still to fill in all but the device */
-    bool write_back;      /* `held` is a packed copy of `object`, to be copied back when it has been written */
-    uintptr_t stream;     /* where its producer works on it; 0: nothing to wait for */
-    PyObject *held;       /* owned */
-    DLManagedTensor *legacy;             /* owned */
+    bool pending;            /* tcg_tensor_finish has still to fill in all but the device */
+    bool write_back;         /* `held` is a packed copy of `object`, to be copied back when it has been written */
+    uintptr_t stream;        /* where its producer works on it; 0: nothing to wait for */
+    PyObject *held;          /* owned */
+    DLManagedTensor *legacy; /* owned */
     DLManagedTensorVersioned *versioned; /* owned */
     char dtype_text[32];
     int64_t shape[TCG_MAX_NDIM];
@@ -276,9 +253,10 @@ int tcg_tensor_finish(tcg_state *state, tcg_tensor *tensor, uintptr_t stream);
 
 /* Gives back whatever is owned. Keeps an exception that is set. */
 void tcg_tensor_release(tcg_tensor *tensor);
-/* The same for `count` tensors, when the work now in the stream is done. -1 when that could not be arranged: they have
- * been given back after waiting for it, and an exception is set. */
-int tcg_tensors_release_after(const tcg_state *state, tcg_tensor *const *tensors, int count, int device, uintptr_t stream);
+/* The same for `count` tensors, when the work now in the stream is done. -1 when that could not be arranged: they
+ * have been given back after waiting for it, and an exception is set. */
+int tcg_tensors_release_after(const tcg_state *state, tcg_tensor *const *tensors, int count, int device,
+                              uintptr_t stream);
 
 /* Checks sizes and strides that are already in place and sets count, low and high. `has_strides` false: fills in
  * those of a packed row-major array. */
@@ -310,7 +288,7 @@ int tcg_raise(const tcg_state *state, const tcg_error *err);
 /* Sets a TypeError that gives the current exception as its cause and returns -1. */
 int tcg_refuse(const tcg_tensor *tensor, const char *what);
 
-/* ---- one protocol a file ----------------------------------------------------------------------------------------- */
+/* ---- one protocol a file --------------------------------------------------------------------------------------- */
 
 /* dlpack.c. The capsule of an exchange API, or the address itself as an int: sets *api, or leaves it NULL when no
  * version is known here. */
@@ -324,13 +302,23 @@ int tcg_tensor_from_dl(tcg_tensor *tensor, const DLTensor *dl, uint64_t flags);
 /* The DLDataType of TCG_f16 ... */
 DLDataType tcg_dl_dtype(int dtype);
 
-/* cai.c: __cuda_array_interface__, and NumPy's __array_interface__, which differs in the memory alone. */
+/* cai.c: __cuda_array_interface__. */
 int tcg_interface_locate(tcg_state *state, tcg_tensor *tensor);
+/* Names a dtype that is not supported, in the tensor's dtype_text. typestr: a byte order, a letter, the bytes. */
+void tcg_typestr_text(tcg_tensor *tensor, const char *typestr);
 
-/* numpy.c */
+/* numpy.c: NumPy's C API; the others need tcg_numpy_import once before. */
+int tcg_numpy_import(void);
+bool tcg_numpy_is_array(PyTypeObject *type);
 int tcg_numpy_locate(tcg_state *state, tcg_tensor *tensor);
-PyObject *tcg_numpy_dtype(tcg_state *state, int dtype); /* borrowed */
-PyObject *tcg_numpy_empty(tcg_state *state, PyObject *dtype, int ndim, const int64_t *shape, void **data);
+PyObject *tcg_numpy_dtype(tcg_state *state, int dtype); /* a scalar type: borrowed */
+/* Uninitialised. dtype: a NumPy dtype or scalar type; NULL where an exception is set. */
+PyObject *tcg_numpy_empty(PyObject *dtype, int ndim, const int64_t *shape, void **data);
+/* numpy.ascontiguousarray and numpy.copyto. */
+PyObject *tcg_numpy_packed(PyObject *object);
+int tcg_numpy_copy(PyObject *to, PyObject *from);
+/* The array, or where it has no axes, its element as a scalar. */
+PyObject *tcg_numpy_return(PyObject *array /* steals */);
 /* The dtype that a name, a NumPy dtype or scalar type, or a framework's own dtype means; -1 with an exception. */
 int tcg_dtype_from_object(tcg_state *state, PyObject *object);
 
@@ -343,6 +331,11 @@ int tcg_array_locate(tcg_tensor *tensor);
 
 /* host.c: C = A @ B on host memory. The shapes are those of numpy.matmul, already checked. */
 int tcg_host_matmul(tcg_state *state, const tcg_tensor *a, const tcg_tensor *b, const tcg_tensor *out);
+
+/* plans.c: tcg_plan_make, or what it said before. */
+tcg_plan_slot *tcg_plans_new(void);
+int tcg_plan_cached(tcg_state *state, const tcg_problem *problem, int device, const tcg_device_props *props,
+                    const tcg_options *options, tcg_plan *plan, tcg_error *err);
 
 /* call.c: one product from its arguments on. */
 PyObject *py_matmul(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *kwnames);
@@ -374,7 +367,8 @@ int tcg_current_stream(tcg_state *state, const tcg_tensor *a, int device, uintpt
 int tcg_current_leave(tcg_state *state, tcg_current *current);
 
 /* The stream that the framework of `a` works on by default on that device, inside tcg_current_device. */
-int tcg_framework_stream(tcg_state *state, const tcg_tensor *a, int device, const tcg_current *current, uintptr_t *stream);
+int tcg_framework_stream(tcg_state *state, const tcg_tensor *a, int device, const tcg_current *current,
+                         uintptr_t *stream);
 
 /* Makes the result; c describes its memory and is released by the caller like an operand. */
 int tcg_result_new(tcg_state *state, const tcg_tensor *a, int dtype, int ndim, const int64_t *shape, int device,

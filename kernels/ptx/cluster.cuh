@@ -30,6 +30,12 @@ static __device__ __forceinline__ float ld_shared(uint32_t address) {
     return value;
 }
 
+static __device__ __forceinline__ uint16_t ld_shared_u16(uint32_t address) {
+    uint16_t value;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
+    return value;
+}
+
 // One lane of a converged warp.
 static __device__ __forceinline__ bool elect_sync() {
     uint32_t elected;

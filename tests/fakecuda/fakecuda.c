@@ -493,10 +493,10 @@ static bool lines_aligned(const void *base, int64_t lines, int64_t stride, const
     return bits % (uint64_t)bytes == 0;
 }
 
-/* tcg_<family>_<arch>_<in>[_<order>]_<BM>x<BN>x<BK>...[_a<align>] */
+/* tcg_<family>_<arch>_<in>[_<order>]_<BM>x<BN>x<BK>...[_c<CM>x<CN>x<CK>][_a<align>] */
 static CUresult run_gemm(const char *name, const tcg_gemm_args *args, uint32_t grid) {
     char family[16], in[8], order_name[4] = "", tail[64];
-    int in_dtype = -1, bm, bn, bk, align = 1;
+    int in_dtype = -1, bm, bn, bk, align = 1, cm = 1, cn = 1, ck = 1;
     const char *at = strstr(name, "_sm");
     if (sscanf(name, "tcg_%15[a-z]_", family) != 1 || !at || !(at = strchr(at + 1, '_')))
         return CUDA_ERROR_LAUNCH_FAILED;
@@ -506,6 +506,11 @@ static CUresult run_gemm(const char *name, const tcg_gemm_args *args, uint32_t g
     const char *align_at = strstr(name, "_a");
     if (align_at)
         align = atoi(align_at + 2);
+    const char *cluster_at = strstr(name, "_c");
+    while (cluster_at && sscanf(cluster_at, "_c%dx%dx%d", &cm, &cn, &ck) != 3)
+        cluster_at = strstr(cluster_at + 1, "_c");
+    if (!strcmp(family, "wgmma"))
+        align = 16;
 #define X(code, bytes, text) \
     if (!strcmp(in, #code))  \
         in_dtype = TCG_##code;
@@ -525,10 +530,11 @@ static CUresult run_gemm(const char *name, const tcg_gemm_args *args, uint32_t g
             return CUDA_ERROR_MISALIGNED_ADDRESS;
     }
     int64_t batches = entries(args->batch, args->batch_ndim);
-    if (args->tiles_m != (args->m + bm - 1) / bm || args->tiles_n != (args->n + bn - 1) / bn ||
-        args->tiles != args->tiles_m * args->tiles_n * args->splits * batches || grid > args->tiles ||
-        args->k_per_split % bk || args->k_per_split < bk || args->k_per_split * args->splits < args->k ||
-        args->raster_group < 1)
+    if (args->tiles_m != (args->m + bm * cm - 1) / (bm * cm) ||
+        args->tiles_n != (args->n + bn * cn - 1) / (bn * cn) ||
+        args->tiles != args->tiles_m * args->tiles_n * args->splits * batches || grid > args->tiles * cm * cn * ck ||
+        grid % (uint32_t)(cm * cn * ck) || args->k_per_split % bk || args->k_per_split < bk ||
+        args->k_per_split * args->splits < args->k || args->raster_group < 1)
         return CUDA_ERROR_LAUNCH_FAILED;
     if (args->c_col == 1) {
         uint64_t bits = (uintptr_t)args->c;

@@ -8,7 +8,12 @@
 `python -m tcgemm` runs, checks and times one product on the best device there is.
 """
 
-from ._core import Array, CudaError, devices, explain, kernels, matmul
+from pkgutil import extend_path
+
+# In a source tree the package has no _core of its own: then the installed one's is found.
+__path__ = extend_path(__path__, __name__)
+
+from ._core import Array, CudaError, devices, explain, kernels, matmul  # noqa: E402
 
 __all__ = ["Array", "CudaError", "devices", "explain", "kernels", "matmul"]
 __version__ = "0.1.0"

@@ -29,6 +29,7 @@ class _Kernel(TypedDict):
     order: Literal["nn", "nt", "tn", "tt"] | None
     tile: tuple[int, int, int]
     stages: int
+    cluster: tuple[int, int, int]
     warps: tuple[int, int] | None
     align_bytes: int
     threads: int
@@ -59,6 +60,7 @@ class _Plan(TypedDict):
     order: NotRequired[Literal["nn", "nt", "tn", "tt"] | None]
     tile: NotRequired[tuple[int, int, int] | None]
     stages: NotRequired[int | None]
+    cluster: NotRequired[tuple[int, int, int] | None]
     swap: NotRequired[bool]
     ptx: NotRequired[bool]
     splits: NotRequired[int]
@@ -110,8 +112,8 @@ class Array:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
-# With `out` the result is out itself, else an array of a's own framework: for the arrays of the frameworks that is a's
-# own type, for capsules and bare interfaces an Array.
+# With `out` the result is out itself, else an array of a's own framework: of a's type for the frameworks' arrays, an
+# Array for capsules and bare interfaces.
 @overload
 def matmul(
     a: Any,
