@@ -607,6 +607,8 @@ static int launch_all(call *c, double *milliseconds) {
 
 /* Producers that would give the memory to somebody else while the launch still reads it. */
 static bool must_be_held(const call *c, const tcg_tensor *t) {
+    if (t->count == 0)
+        return false;
     switch (t->type->protocol) {
     case TCG_PROTOCOL_CAPSULE:
         return true;
