@@ -57,6 +57,15 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture(autouse=True)
+def first_device(request):
+    """GPU tests begin on device 0: what another test or framework left current is not theirs."""
+    if "gpu" in request.keywords and not no_gpu_reason():
+        import torch
+
+        torch.cuda.set_device(0)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     faulthandler.dump_traceback_later(

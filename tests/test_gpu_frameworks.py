@@ -97,6 +97,7 @@ class Jax(Torch):
         self.jax = pytest.importorskip("jax")
         if not any(d.platform == "gpu" for d in self.jax.devices()):
             pytest.skip("jax sees no GPU")
+        torch.cuda.set_device(0)  # whichever device's context JAX's start has made current
 
     def wrap(self, buffer):
         if 0 in buffer.where.shape:
