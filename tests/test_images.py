@@ -98,7 +98,11 @@ def test_no_kernel_spills_or_uses_local_memory(report):
 
 
 def test_the_machine_code_holds_the_instructions_of_its_family(report, cuobjdump):
-    wanted = {"mma": {"HMMA", "LDSM", "LDGSTS"}, "simt": {"FFMA"}}
+    wanted = {
+        "mma": {"HMMA", "LDSM", "LDGSTS"},
+        "simt": {"FFMA"},
+        "wgmma": {"HGMMA", "UTMALDG", "SYNCS"},
+    }
     watched = set().union(*wanted.values(), {"LDL", "STL"})
     kernel, arch, found = None, None, {}
     for line in cuobjdump("-sass"):
