@@ -426,6 +426,16 @@ def check_no_worse(result, other, exact, scale, factor=2.0, floor=0.0):
         assert ours <= max(factor * theirs, floor), f"{name} error {ours:.3e}, torch's {theirs:.3e}: more than {factor} times"
 
 
+# ---- kernels ---------------------------------------------------------------------------------------------------------
+
+
+def refusal(row, k, batch_axes=0):
+    """A word of why a row of tcgemm.kernels() cannot take such a product; None when it can."""
+    if -(-k // row["tile"][2]) < row["cluster"][2]:
+        return "a K shorter than"
+    return "more than one batch axis" if row["family"] == "wgmma" and batch_axes > 1 else None
+
+
 # ---- torch, on a device ----------------------------------------------------------------------------------------------
 
 DEVICE = "cuda"

@@ -25,20 +25,13 @@ def operands(rng, row, m, n, k, values=None):
     return ref.torch_pair(rng, row["in_dtype"], (m, k), (k, n), names)
 
 
-def refusal(row, k, batch_axes=0):
-    """A word of why the row cannot take such a product; None when it can."""
-    if -(-k // row["tile"][2]) < row["cluster"][2]:
-        return "a K shorter than"
-    return "more than one batch axis" if row["family"] == "wgmma" and batch_axes > 1 else None
-
-
 def run(row, a, b, batch_axes=0, **options):
     """The product by that kernel, or None after a refusal that says why."""
 
     def call():
         return tcgemm.matmul(a, b, kernel=row["name"], **options)
 
-    why = refusal(row, a.shape[-1], batch_axes)
+    why = ref.refusal(row, a.shape[-1], batch_axes)
     if why is None:
         return call()
     refused(RuntimeError, row["name"], why, call=call)
