@@ -188,8 +188,9 @@ def _sha256(path: Path) -> str:
 
 
 def _closure(kernels: Path, source: str) -> dict[str, str]:
-    """The source and all that it includes from this repository, by path. Of table.def only the rows that can expand
-    into something there: those whose macro another of the files names."""
+    """The source and all that it includes from this repository, by path, without comments. Of table.def only the rows
+    that can expand into something there: those whose macro another of the files names. Of abi.h without the macros that
+    none names, which are other families'."""
     if not (kernels / source).is_file():
         raise BuildError(f"tcgemm: kernels/table.def names the image source {source!r}, which is not in {kernels}")
     texts: dict[str, str] = {}
@@ -199,10 +200,13 @@ def _closure(kernels: Path, source: str) -> dict[str, str]:
         name = os.path.relpath(path, kernels)
         if name in texts:
             continue
-        texts[name] = path.read_text()
+        texts[name] = re.sub(r"/\*.*?\*/|//[^\n]*", "", path.read_text(), flags=re.S)
         for included in re.findall(r'^\s*#\s*include\s+"([^"]+)"', texts[name], flags=re.M):
             if (path.parent / included).is_file():
                 waiting.append((path.parent / included).resolve())
+    if "abi.h" in texts:
+        others = "\n".join(text for name, text in texts.items() if name not in ("abi.h", "table.def"))
+        texts["abi.h"] = _used_macros(texts["abi.h"], others)
     if "table.def" in texts:
         others = "\n".join(text for name, text in texts.items() if name != "table.def")
         used = set(re.findall(r"\bTCG_\w+\b", others))
@@ -210,6 +214,21 @@ def _closure(kernels: Path, source: str) -> dict[str, str]:
             line for line in texts["table.def"].splitlines() if line.startswith("TCG_") and line.split("(")[0] in used
         )
     return texts
+
+
+def _used_macros(header: str, others: str) -> str:
+    """The header without those of its own macros that neither the others name nor what is left of it."""
+    lines = [line for line in header.replace("\\\n", " ").splitlines() if line.strip()]
+    macros = {found.group(1): line for line in lines if (found := re.match(r"#define (TCG_\w+)\b", line))}
+    rest = [line for line in lines if line not in macros.values()]
+    waiting = re.findall(r"\bTCG_\w+\b", "\n".join([others, *rest]))
+    kept = set()
+    while waiting:
+        name = waiting.pop()
+        if name in macros and name not in kept:
+            kept.add(name)
+            waiting += re.findall(r"\bTCG_\w+\b", macros[name])
+    return "\n".join(line for line in lines if line in rest or any(macros[name] == line for name in kept))
 
 
 def _resources(log: str) -> dict[str, dict[str, int]]:

@@ -60,9 +60,9 @@ typedef struct tcg_gemm_args {
     tcg_batch_dim batch[TCG_MAX_BATCH_DIMS];
 } tcg_gemm_args;
 
-/* How C leaves a TMA family. By way of shared memory: 16-bit elements and a unit stride, along the rows (c_col == 1) or
- * along the columns (c_row == 1: what swapped plans use). By TMA: also lines of a multiple of 16 bytes, each of them
- * starting at one. */
+/* How C leaves a TMA family. By way of shared memory: a unit stride, along the rows (c_col == 1) or, 16-bit elements
+ * only, along the columns (c_row == 1: what swapped plans use). By TMA: also lines of a multiple of 16 bytes, each of
+ * them starting at one. */
 enum tcg_c_tma {
     TCG_C_DIRECT, /* guarded stores from registers: any strides, any type */
     TCG_C_TMA_ROWS,
@@ -82,12 +82,36 @@ typedef struct tcg_tensor_map {
 } tcg_tensor_map;
 #endif
 
+/* Quotients of 0 <= x < 2^31 by a multiplication: x / by == (x * multiplier) >> shift. */
+typedef struct tcg_divisor {
+    uint32_t by, multiplier, shift;
+} tcg_divisor;
+
+/* What a TMA family's block reads first: 32-bit, in one or two lines of the constant cache, which is cold at a kernel's
+ * start. The walk over tiles is place_tile's (schedule.cuh). */
+typedef struct tcg_tma_walk {
+    int32_t tiles;       /* in all; the families that read this take fewer than 2^31 */
+    int32_t stage_bytes; /* that a stage's boxes bring in */
+    int32_t k, k_per_split;
+    int32_t m, n;
+    int32_t tiles_m, batches;
+    tcg_divisor product;   /* tiles_m * tiles_n */
+    tcg_divisor group;     /* raster_group * tiles_n */
+    tcg_divisor rows;      /* raster_group */
+    tcg_divisor last_rows; /* tiles_m % raster_group, if that is not 0 */
+    tcg_divisor splits;
+    int16_t a_batched, b_batched; /* 0 where the operand is broadcast */
+    int16_t c_tma, c_dtype;
+} tcg_tma_walk;
+
 /* What the TMA-fed families take, as one __grid_constant__ parameter. Maps have rank 3: the unit-stride axis, the
- * other one, and the one batch axis these families take (of length 1 where an operand is broadcast). */
+ * other one, and the one batch axis these families take (of length 1 where an operand is broadcast; for partial sums
+ * split * batches + entry). */
 typedef struct tcg_tma_args {
     tcg_tensor_map a, b, c;
+    tcg_tensor_map c_tail; /* C in boxes of the columns that a tile has beyond whole ones */
+    tcg_tma_walk walk;
     tcg_gemm_args gemm;
-    int32_t stage_bytes; /* that a stage's boxes bring in */
 } tcg_tma_args;
 
 /* tcg_copy: dst[batch][row][col] (packed, col contiguous, dst_row elements a row) = src[batch][row][col].
@@ -123,27 +147,59 @@ typedef struct tcg_reduce_args {
 #define TCG_COPY_THREADS 256
 #define TCG_REDUCE_THREADS 256
 
-/* Threads a block and dynamic shared memory in bytes, by family. e: element bytes. */
+/* By family: a row's kernel, threads a block, dynamic shared memory in bytes. */
+#define TCG_MMA_NAME(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN) \
+    tcg_mma_sm80_##in##_##order##_##BM##x##BN##x##BK##_w##WM##x##WN##_s##STAGES##_a##ALIGN
 #define TCG_MMA_THREADS(wm, wn) ((wm) * (wn) * 32)
 #define TCG_MMA_SMEM(bm, bn, bk, stages) (((bm) + (bn)) * (bk) * 2 * (stages))
 
 /* wgmma: boxes are 64 elements wide (128 bytes, the swizzle's span), so an MN-major tile is rounded up to that. wgs
- * consumer warpgroups and one for the producer. C goes through c_boxes boxes a consumer warpgroup, or, where a cluster
- * of ck blocks splits K, through one tile of fp32 sums (at least 4 a thread and block). */
+ * consumer warpgroups and one for the producer. C goes through c_boxes boxes a consumer warpgroup; where a cluster of ck
+ * blocks splits K, the others' sums come in: each block adds up a share of the tile, in fours a thread. */
 #define TCG_TMA_BOX_ELEMS 64
 #define TCG_WGMMA_THREADS(wgs) (((wgs) + 1) * 128)
-#define TCG_WGMMA_C_BOX_BYTES (64 * 128)
+#define TCG_WGMMA_C_BOX_BYTES (64 * 128) /* 64 rows of 128 bytes: 64 elements, or 32 of fp32 */
 #define TCG_WGMMA_B_ROWS(bn, b_k_major) ((b_k_major) ? (bn) : ((bn) + 63) / 64 * 64)
 #define TCG_WGMMA_STAGE_BYTES(bm, bn, bk, b_k_major) (((bm) + TCG_WGMMA_B_ROWS(bn, b_k_major)) * (bk) * 2)
-#define TCG_WGMMA_SUMS(bm, bn, wgs, ck) ((bm) * (bn) > (ck) * (wgs) * 512 ? (bm) * (bn) : (ck) * (wgs) * 512)
-#define TCG_WGMMA_C_BYTES(bm, bn, wgs, ck, c_boxes) \
-    ((ck) > 1 ? TCG_WGMMA_SUMS(bm, bn, wgs, ck) * 4 : (wgs) * (c_boxes) * TCG_WGMMA_C_BOX_BYTES)
+#define TCG_WGMMA_SHARE(bm, bn, wgs, ck) (((bm) * (bn) / ((wgs) * 128) + 4 * (ck) - 1) / (4 * (ck)) * 4)
+#define TCG_WGMMA_C_BYTES(bm, bn, wgs, ck, c_boxes)                         \
+    ((ck) > 1 ? ((ck) - 1) * TCG_WGMMA_SHARE(bm, bn, wgs, ck) * (wgs) * 512 \
+              : (wgs) * (c_boxes) * TCG_WGMMA_C_BOX_BYTES)
 #define TCG_WGMMA_SMEM(bm, bn, bk, stages, wgs, ck, c_boxes, b_k_major)                                             \
     (1024 + (stages) * TCG_WGMMA_STAGE_BYTES(bm, bn, bk, b_k_major) + TCG_WGMMA_C_BYTES(bm, bn, wgs, ck, c_boxes) + \
      ((stages) * 2 + 2) * 8)
 #define TCG_WGMMA_NAME(in, order, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK) \
     tcg_wgmma_sm90_##in##_##order##_##BM##x##BN##x##BK##_s##STAGES##_w##WGS##_##SCHEDULE##_c##CM##x##CN##x##CK
 
+/* The other families of WM x WN warps. family_sm: "wmma_sm80" ... */
+#define TCG_WARPS_NAME(family_sm, in, order, BM, BN, BK, WM, WN, STAGES) \
+    tcg_##family_sm##_##in##_##order##_##BM##x##BN##x##BK##_w##WM##x##WN##_s##STAGES
+
+/* wmma_naive: a patch of 16 x 16 floats a warp, for what wmma cannot load or store in place. */
+#define TCG_WMMA_NAIVE_THREADS(bm, bn, wm, wn) ((wm) * (wn) * 32)
+#define TCG_WMMA_NAIVE_SMEM(bm, bn, bk, wm, wn, stages, order) ((wm) * (wn) * 1024)
+
+/* wmma: lines of shared memory are 16 bytes longer than their elements, an odd number of chunks, against bank conflicts.
+ * Of the orders, A is K-major in those before tn, B in the odd ones. */
+#define TCG_WMMA_THREADS(bm, bn, wm, wn) ((wm) * (wn) * 32)
+#define TCG_WMMA_TILE_BYTES(mn, bk, k_major) (((k_major) ? (mn) * ((bk) + 8) : (bk) * ((mn) + 8)) * 2)
+#define TCG_WMMA_SMEM(bm, bn, bk, wm, wn, stages, order) \
+    ((stages) * (TCG_WMMA_TILE_BYTES(bm, bk, (order) < TCG_tn) + TCG_WMMA_TILE_BYTES(bn, bk, (order) % 2 == 1)))
+
+/* mma_naive: one buffer. */
+#define TCG_MMA_NAIVE_THREADS(bm, bn, wm, wn) ((wm) * (wn) * 32)
+#define TCG_MMA_NAIVE_SMEM(bm, bn, bk, wm, wn, stages, order) (((bm) + (bn)) * (bk) * 2)
+
+/* tma_mma: one warp more than multiply, the producer, unless theirs are of 64 x 64 elements: beside three of those, a
+ * scheduler's registers would not hold it, and the first of them loads. Blocks of more than 128 x 128 have a staging area
+ * of C of their own, 4 KB a warp; in the others a tile's last stage serves. Two mbarriers a stage. */
+#define TCG_TMA_MMA_THREADS(bm, bn, wm, wn) (((wm) * (wn) + ((bm) * (bn) < (wm) * (wn) * 4096)) * 32)
+#define TCG_TMA_MMA_STAGE_BYTES(bm, bn, bk) (((bm) + (bn)) * (bk) * 2)
+#define TCG_TMA_MMA_C_BYTES(bm, bn, wm, wn) ((bm) * (bn) > 128 * 128 ? (wm) * (wn) * 4096 : 0)
+#define TCG_TMA_MMA_SMEM(bm, bn, bk, wm, wn, stages, order) \
+    ((stages) * TCG_TMA_MMA_STAGE_BYTES(bm, bn, bk) + TCG_TMA_MMA_C_BYTES(bm, bn, wm, wn) + (stages) * 16)
+
+#define TCG_SIMT_NAME(in, BM, BN, BK) tcg_simt_sm80_##in##_##BM##x##BN##x##BK
 #define TCG_SIMT_THREADS 256
 #define TCG_SIMT_SMEM 0 /* static */
 

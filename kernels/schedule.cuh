@@ -80,4 +80,30 @@ static __host__ __device__ __forceinline__ tile_place place_tile(const tcg_gemm_
     return place;
 }
 
+/* The same walk in 32 bits. */
+struct tma_place {
+    int32_t tile_m, tile_n, batch, split, k_begin, k_end;
+};
+
+static __host__ __device__ __forceinline__ int32_t divide(int32_t value, const tcg_divisor &by) {
+    return static_cast<int32_t>((static_cast<uint64_t>(static_cast<uint32_t>(value)) * by.multiplier) >> by.shift);
+}
+
+static __host__ __device__ __forceinline__ tma_place place_tile(const tcg_tma_walk &walk, int32_t tile) {
+    tma_place place;
+    const int32_t outer = divide(tile, walk.product);
+    tile -= outer * static_cast<int32_t>(walk.product.by);
+    const int32_t group = divide(tile, walk.group);
+    const int32_t in_group = tile - group * static_cast<int32_t>(walk.group.by);
+    const int32_t first = group * static_cast<int32_t>(walk.rows.by);
+    const tcg_divisor &rows = first + static_cast<int32_t>(walk.rows.by) <= walk.tiles_m ? walk.rows : walk.last_rows;
+    place.tile_n = divide(in_group, rows);
+    place.tile_m = first + in_group - place.tile_n * static_cast<int32_t>(rows.by);
+    place.batch = divide(outer, walk.splits);
+    place.split = outer - place.batch * static_cast<int32_t>(walk.splits.by);
+    place.k_begin = place.split * walk.k_per_split;
+    place.k_end = place.split == static_cast<int32_t>(walk.splits.by) - 1 ? walk.k : place.k_begin + walk.k_per_split;
+    return place;
+}
+
 #endif

@@ -65,45 +65,48 @@ struct Wgmma {
     static constexpr int B_ROWS = TCG_WGMMA_B_ROWS(BLOCK_N, B_K_MAJOR);        // as held in shared memory
     static constexpr int A_BYTES = BLOCK_M * BLOCK_K * 2;
     static constexpr int STAGE_BYTES = TCG_WGMMA_STAGE_BYTES(BLOCK_M, BLOCK_N, BLOCK_K, B_K_MAJOR);
-    static constexpr int C_COLUMNS = BLOCK_N < 64 ? BLOCK_N : 64;              // of a C box
-    // Split K: accumulators a block stores, at least two rows' pairs; blocks from OWNERS on store nothing.
-    static constexpr int SHARE = FRAGMENTS * ACCUMULATORS / CK < 4 ? 4 : FRAGMENTS * ACCUMULATORS / CK;
-    static constexpr int OWNERS = FRAGMENTS * ACCUMULATORS / SHARE;
+    // Split K: accumulators of a thread whose sums a block forms and stores; blocks from OWNERS on get none.
+    static constexpr int SUMS = FRAGMENTS * ACCUMULATORS;
+    static constexpr int SHARE = TCG_WGMMA_SHARE(BLOCK_M, BLOCK_N, WGS, CK);
+    static constexpr int OWNERS = (SUMS + SHARE - 1) / SHARE;
     static constexpr int CONSUMER_WARPS = (SCHEDULE == coop ? WGS : 1) * 4;    // that read a stage
     // 128 producer threads and 256 consumers within the 64512 registers that 384 threads of 168 are given.
     static constexpr int CONSUMER_REGISTERS = 232, PRODUCER_REGISTERS = 40;
 
-    static_assert(WG_M % 64 == 0 && BLOCK_K % BOX == 0 && BLOCK_N % C_COLUMNS == 0 && C_COLUMNS % 16 == 0, "tile shape");
-    static_assert(WGS == 1 || FRAGMENTS * ACCUMULATORS <= 128, "accumulators must leave registers for the rest");
+    static_assert(WG_M % 64 == 0 && BLOCK_K % BOX == 0 && BLOCK_N % 16 == 0, "tile shape");
+    static_assert(SUMS <= 176, "accumulators must leave registers for the rest");
     static_assert(SCHEDULE == coop || WGS == 2, "pingpong is between two warpgroups");
     static_assert(A_K_MAJOR ? BLOCK_M % (8 * CN) == 0 : BLOCK_M % (BOX * CN) == 0, "A's slices");
-    static_assert(FRAGMENTS * BLOCK_N / C_COLUMNS % C_BOXES == 0, "C's boxes go in batches");
     static_assert(B_K_MAJOR ? BLOCK_N % (8 * CM) == 0 : B_ROWS % (BOX * CM) == 0, "B's slices");
-    static_assert(CK == 1 || (CM * CN == 1 && SCHEDULE == coop && SHARE % 4 == 0), "split K has its own clusters");
+    static_assert(CK == 1 || (CM * CN == 1 && SCHEDULE == coop), "split K has its own clusters");
 
     // What a block does for one tile. A cluster takes CM x CN neighbouring tiles, or one tile in CK parts of K.
     struct Work {
-        int32_t row, column, batch;
+        int32_t row, column, batch, split;
         int32_t k;
         int k_blocks;  // at least 1: the planner gives no empty part
-        int64_t c_offset;
     };
 
-    static __device__ Work work(const tcg_gemm_args &g, int64_t tile, int rank) {
-        const tile_place place = place_tile(g, tile);
+    static __device__ __forceinline__ Work work(const tcg_tma_walk &walk, int32_t tile, int rank) {
+        const tma_place place = place_tile(walk, tile);
         Work w;
-        w.row = static_cast<int32_t>(place.tile_m * CM + rank % CM) * BLOCK_M;
-        w.column = static_cast<int32_t>(place.tile_n * CN + rank / CM % CN) * BLOCK_N;
-        w.batch = static_cast<int32_t>(place.batch);
-        w.k = static_cast<int32_t>(place.k_begin);
-        w.k_blocks = (static_cast<int32_t>(place.k_end - place.k_begin) + BLOCK_K - 1) / BLOCK_K;
+        w.row = (place.tile_m * CM + rank % CM) * BLOCK_M;
+        w.column = (place.tile_n * CN + rank / CM % CN) * BLOCK_N;
+        w.batch = place.batch;
+        w.split = place.split;
+        w.k = place.k_begin;
+        w.k_blocks = (place.k_end - place.k_begin + BLOCK_K - 1) / BLOCK_K;
         if constexpr (CK > 1) {
             const int first = w.k_blocks * rank / CK, last = w.k_blocks * (rank + 1) / CK;
             w.k += first * BLOCK_K;
             w.k_blocks = last - first;
         }
-        w.c_offset = place.offset.c;
         return w;
+    }
+
+    // Elements from C's corner to that of w's batch entry, or of its partial sums.
+    static __device__ int64_t c_offset(const tcg_gemm_args &g, const Work &w) {
+        return (g.batch_ndim ? w.batch * g.batch[0].c : 0) + w.split * g.c_split;
     }
 
     // One k-block of an operand of ROWS rows along M or N: this block's slice of it, to every block that shares it.
@@ -134,26 +137,30 @@ struct Wgmma {
     }
 
     static __device__ void produce(const tcg_tma_args &args, uint32_t stages, uint32_t full, uint32_t empty, int rank,
-                                   int64_t first, int64_t step) {
-        const tcg_gemm_args &g = args.gemm;
-        const int32_t a_batched = g.batch_ndim && g.batch[0].a != 0, b_batched = g.batch_ndim && g.batch[0].b != 0;
+                                   int32_t tile, int32_t step, Work w) {
+        const tcg_tma_walk &walk = args.walk;
         const int in_m = rank % CM, in_n = rank / CM % CN;
         uint16_t a_mask = 0;
         for (int i = 0; i < CN; ++i) a_mask |= 1 << (in_m + CM * i);
         const uint16_t b_mask = ((1 << CM) - 1) << (CM * in_n);
         Ring<STAGES> ring;
-        for (int64_t tile = first; tile < g.tiles; tile += step) {
-            const Work w = work(g, tile, rank);
+        while (true) {
             for (int block = 0; block < w.k_blocks; ++block, ring.advance()) {
                 const uint32_t barrier = full + ring.stage * 8, stage = stages + ring.stage * STAGE_BYTES;
                 const int32_t k = w.k + block * BLOCK_K;
                 mbarrier_wait(empty + ring.stage * 8, ring.phase ^ 1);
-                mbarrier_arrive_expect_tx(barrier, args.stage_bytes);
-                load<A_K_MAJOR, BLOCK_M, CN>(stage, &args.a, w.row, k, w.batch * a_batched, in_n, barrier, a_mask);
-                load<B_K_MAJOR, B_ROWS, CM>(stage + A_BYTES, &args.b, w.column, k, w.batch * b_batched, in_m, barrier,
+                mbarrier_arrive_expect_tx(barrier, walk.stage_bytes);
+                load<A_K_MAJOR, BLOCK_M, CN>(stage, &args.a, w.row, k, w.batch * walk.a_batched, in_n, barrier, a_mask);
+                load<B_K_MAJOR, B_ROWS, CM>(stage + A_BYTES, &args.b, w.column, k, w.batch * walk.b_batched, in_m, barrier,
                                             b_mask);
             }
+            if (step >= walk.tiles - tile) break;
+            tile += step;
+            w = work(walk, tile, rank);
         }
+        // The other blocks still arrive on this one's barriers: it stays until they have, once a stage.
+        if constexpr (CM * CN > 1)
+            for (int i = 0; i < STAGES; ++i, ring.advance()) mbarrier_wait(empty + ring.stage * 8, ring.phase ^ 1);
     }
 
     // Descriptor of k16 step `step` of 64 (A) or BLOCK_N (B) rows from `row` on; the tile starts at `tile`.
@@ -208,104 +215,141 @@ struct Wgmma {
     }
 
     // Each block sends the others their shares of its sums and adds what it is sent to its own, in order of rank.
-    //   wait sums_empty -> store into the owner's shared memory -> arrive on its sums_full -> wait sums_full -> add
+    //   wait sums_empty -> st.async into the owner's shared memory, counted on its sums_full -> wait sums_full -> add
     //   -> arrive on everyone's sums_empty
-    static __device__ void exchange(float (&d)[FRAGMENTS][ACCUMULATORS], uint32_t sums, uint32_t sums_full,
-                                    uint32_t sums_empty, uint32_t phase, int rank, int consumer) {
+    static __device__ void exchange(float (&d)[SUMS], uint32_t sums, uint32_t sums_full, uint32_t sums_empty, uint32_t phase,
+                                    int rank, int consumer) {
+        constexpr int THREADS = WGS * 128;
         const int lane = consumer % 32;
-        // Slot [sender][i][thread]: a warp's accesses are consecutive.
-        auto slot = [&](int sender, int i) { return sums + ((sender * SHARE + i) * (WGS * 128) + consumer) * 4; };
+        // Slot [other block][i / 4][thread] of 16 bytes: a warp's accesses are consecutive.
+        auto slot = [&](int other, int i) { return sums + ((other * SHARE + i) / 4 * THREADS + consumer) * 16; };
+        if (consumer == 0 && rank < OWNERS) {
+            const int mine = rank == OWNERS - 1 ? SUMS - rank * SHARE : SHARE;
+            mbarrier_arrive_expect_tx(sums_full, (CK - 1) * mine * THREADS * 4);
+        }
         mbarrier_wait_cluster(sums_empty, phase ^ 1);
 #pragma unroll
-        for (int owner = 0; owner < OWNERS; ++owner)
-            if (owner != rank) {
+        for (int i = 0; i < SUMS; i += 4) {
+            const int owner = i / SHARE;
+            if (owner != rank) st_async_v4(slot(rank - (rank > owner), i % SHARE), owner, sums_full, &d[i]);
+        }
+        if (rank < OWNERS) mbarrier_wait_cluster(sums_full, phase);
 #pragma unroll
-                for (int i = 0; i < SHARE; ++i) {
-                    const int flat = owner * SHARE + i;
-                    st_shared_cluster(slot(rank, i), owner, d[flat / ACCUMULATORS][flat % ACCUMULATORS]);
-                }
+        for (int i = 0; i < SUMS; i += 4) {
+            if (i / SHARE != rank) continue;
+            float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+            for (int sender = 0; sender < CK; ++sender) {
+                const float4 part = sender == rank ? float4{d[i], d[i + 1], d[i + 2], d[i + 3]}
+                                                   : ld_shared_v4(slot(sender - (sender > rank), i % SHARE));
+                sum = sender == 0 ? part : float4{sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
             }
-        __syncwarp();
-        if (lane < CK) mbarrier_arrive_release_cluster(sums_full, lane);
-        mbarrier_wait_cluster(sums_full, phase);
-#pragma unroll
-        for (int owner = 0; owner < OWNERS; ++owner)
-            if (owner == rank) {
-#pragma unroll
-                for (int i = 0; i < SHARE; ++i) {
-                    float &mine = d[(owner * SHARE + i) / ACCUMULATORS][(owner * SHARE + i) % ACCUMULATORS];
-                    float sum = 0.0f;
-#pragma unroll
-                    for (int sender = 0; sender < CK; ++sender) {
-                        const float part = sender == owner ? mine : ld_shared(slot(sender, i));
-                        sum = sender == 0 ? part : sum + part;
-                    }
-                    mine = sum;
-                }
-            }
+            d[i] = sum.x;
+            d[i + 1] = sum.y;
+            d[i + 2] = sum.z;
+            d[i + 3] = sum.w;
+        }
         __syncwarp();
         if (lane < CK) mbarrier_arrive_release_cluster(sums_empty, lane);
     }
 
-    // C by way of shared memory, in batches of C_BOXES boxes of 64 rows x C_COLUMNS columns, as they are or transposed.
-    //   wait until the stores before have read the boxes -> barrier -> stmatrix -> proxy fence -> barrier -> store
-    template <bool TRANSPOSED>
+    // C by way of shared memory, in batches of C_BOXES boxes of 64 rows x 128 bytes, as they are or (16-bit elements)
+    // transposed. The columns beyond whole boxes make a narrow one, in lines as long as they are.
+    //   wait until the stores before have read the boxes -> barrier -> write -> proxy fence -> barrier -> store
+    template <class Out, bool TRANSPOSED>
     static __device__ void store_boxes(const tcg_tma_args &args, const float (&d)[FRAGMENTS][ACCUMULATORS], uint32_t boxes,
                                        const Work &w, int wg_row, int wg, int thread, bool by_tma) {
-        constexpr int IN_A_ROW = BLOCK_N / C_COLUMNS;
+        constexpr int COLUMNS = 128 / static_cast<int>(sizeof(Out));
+        constexpr int TAIL = BLOCK_N % COLUMNS, IN_A_ROW = (BLOCK_N + COLUMNS - 1) / COLUMNS;
+        constexpr int COUNT = FRAGMENTS * IN_A_ROW;
         const int lane = thread % 32, warp = thread / 32;
 #pragma unroll
-        for (int batch = 0; batch < FRAGMENTS * IN_A_ROW; batch += C_BOXES) {
+        for (int batch = 0; batch < COUNT; batch += C_BOXES) {
             if (thread == 0) cp_async_bulk_wait_group_read<0>();
             bar_sync(BAR_STORE + wg, 128);
 #pragma unroll
-            for (int i = 0; i < C_BOXES; ++i) {
-                const uint32_t box = boxes + i * TCG_WGMMA_C_BOX_BYTES;
-                const int f = (batch + i) / IN_A_ROW, column = (batch + i) % IN_A_ROW * C_COLUMNS;
-#pragma unroll
-                for (int j = 0; j < C_COLUMNS / 8; j += 2) {  // two groups of 8 columns a stmatrix
-                    const float *v = &d[f][(column / 8 + j) * 4];
-                    const uint32_t r0 = pair_from_floats<In>(v[0], v[1]), r1 = pair_from_floats<In>(v[2], v[3]);
-                    const uint32_t r2 = pair_from_floats<In>(v[4], v[5]), r3 = pair_from_floats<In>(v[6], v[7]);
-                    const int half = lane / 8 % 2, group = j + lane / 16;
-                    if constexpr (TRANSPOSED) {
-                        const int line = group * 8 + lane % 8, chunk = warp * 2 + half;
-                        stmatrix_x4_trans(box + line * 128 + ((chunk ^ (line & 7)) << 4), r0, r1, r2, r3);
-                    } else {
-                        const int line = warp * 16 + half * 8 + lane % 8;
-                        stmatrix_x4(box + line * 128 + ((group ^ (line & 7)) << 4), r0, r1, r2, r3);
-                    }
-                }
+            for (int i = 0; i < C_BOXES && batch + i < COUNT; ++i) {
+                const int f = (batch + i) / IN_A_ROW, in_row = (batch + i) % IN_A_ROW;
+                const bool tail = TAIL > 0 && in_row == IN_A_ROW - 1;
+                write_box<Out, TRANSPOSED>(boxes + i * TCG_WGMMA_C_BOX_BYTES, d[f], in_row * COLUMNS,
+                                           tail ? TAIL : COLUMNS, tail && !TRANSPOSED, lane, warp);
             }
             fence_proxy_async();
             bar_sync(BAR_STORE + wg, 128);
-            for (int i = 0; i < C_BOXES; ++i) {
+#pragma unroll
+            for (int i = 0; i < C_BOXES && batch + i < COUNT; ++i) {
                 const uint32_t box = boxes + i * TCG_WGMMA_C_BOX_BYTES;
-                const int32_t x = w.column + (batch + i) % IN_A_ROW * C_COLUMNS;
+                const int in_row = (batch + i) % IN_A_ROW;
+                const bool tail = TAIL > 0 && in_row == IN_A_ROW - 1;
+                const int32_t x = w.column + in_row * COLUMNS;
                 const int32_t y = w.row + wg_row + (batch + i) / IN_A_ROW * 64;
                 if (!by_tma)
-                    store_lines<TRANSPOSED>(args.gemm, box, x, y, w.c_offset, lane, warp);
-                else if (thread == 0 && y < args.gemm.m && x < args.gemm.n)
-                    cp_async_bulk_tensor_3d_store(&args.c, box, TRANSPOSED ? y : x, TRANSPOSED ? x : y, w.batch);
+                    store_lines<Out, TRANSPOSED>(args.gemm, box, x, y, tail ? TAIL : COLUMNS, tail && !TRANSPOSED,
+                                                 c_offset(args.gemm, w), lane, warp);
+                else if (thread == 0 && y < args.walk.m && x < args.walk.n)
+                    cp_async_bulk_tensor_3d_store(tail ? &args.c_tail : &args.c, box, TRANSPOSED ? y : x,
+                                                  TRANSPOSED ? x : y, w.batch + w.split * args.walk.batches);
             }
             if (by_tma && thread == 0) cp_async_bulk_commit_group();
         }
     }
 
-    // The lines of a box to C, element by element: neighbouring lanes store neighbours, whatever C's alignment.
-    template <bool TRANSPOSED>
-    static __device__ void store_lines(const tcg_gemm_args &g, uint32_t box, int32_t column, int32_t row, int64_t c_offset,
-                                       int lane, int warp) {
-        constexpr int LINES = TRANSPOSED ? C_COLUMNS : 64, LENGTH = TRANSPOSED ? 64 : C_COLUMNS;
-        const int64_t lines = (TRANSPOSED ? g.n - column : g.m - row), length = (TRANSPOSED ? g.m - row : g.n - column);
-        const int64_t step = TRANSPOSED ? g.c_col : g.c_row;
-        uint16_t *const c = static_cast<uint16_t *>(g.c) + c_offset + row * g.c_row + column * g.c_col;
-#pragma unroll 4
-        for (int line = warp; line < LINES; line += 4) {
+    // Where 16 bytes of a box lie: lines of 128 bytes are swizzled, shorter ones (`packed`: their bytes) are not.
+    static __device__ uint32_t in_box(int line, int chunk, int packed) {
+        return packed ? line * packed + chunk * 16 : line * 128 + ((chunk ^ (line & 7)) << 4);
+    }
+
+    // `width` columns from `column` on of a fragment into a box.
+    template <class Out, bool TRANSPOSED>
+    static __device__ __forceinline__ void write_box(uint32_t box, const float (&d)[ACCUMULATORS], int column, int width,
+                                                     bool narrow, int lane, int warp) {
+        const int packed = narrow ? width * static_cast<int>(sizeof(Out)) : 0;
 #pragma unroll
-            for (int element = lane; element < LENGTH; element += 32) {
-                const uint32_t at = box + line * 128 + ((element / 8 ^ (line & 7)) << 4) + element % 8 * 2;
-                if (line < lines && element < length) c[line * step + element] = ld_shared_u16(at);
+        for (int j = 0; j < 128 / static_cast<int>(sizeof(Out)) / 8; j += 2) {  // two groups of 8 columns
+            if (j * 8 >= width) break;
+            const float *v = &d[(column / 8 + j) * 4];
+            if constexpr (sizeof(Out) == 4) {
+                const int line = warp * 16 + lane / 4;
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {  // of group j + e / 2 the rows `line` and `line` + 8
+                    const uint32_t at = in_box(line + e % 2 * 8, (j + e / 2) * 2 + lane % 4 / 2, packed) + lane % 2 * 8;
+                    st_shared_v2(box + at, v[e * 2], v[e * 2 + 1]);
+                }
+            } else {
+                const uint32_t r0 = pair_from_floats<Out>(v[0], v[1]), r1 = pair_from_floats<Out>(v[2], v[3]);
+                const uint32_t r2 = pair_from_floats<Out>(v[4], v[5]), r3 = pair_from_floats<Out>(v[6], v[7]);
+                const int half = lane / 8 % 2, group = j + lane / 16;
+                if constexpr (TRANSPOSED)
+                    stmatrix_x4_trans(box + in_box(group * 8 + lane % 8, warp * 2 + half, 0), r0, r1, r2, r3);
+                else
+                    stmatrix_x4(box + in_box(warp * 16 + half * 8 + lane % 8, group, packed), r0, r1, r2, r3);
+            }
+        }
+    }
+
+    // The lines of a box to C, element by element: neighbouring lanes store neighbours, whatever C's alignment.
+    template <class Out, bool TRANSPOSED>
+    static __device__ void store_lines(const tcg_gemm_args &g, uint32_t box, int32_t column, int32_t row, int width,
+                                       bool narrow, int64_t c_offset, int lane, int warp) {
+        constexpr int SIZE = static_cast<int>(sizeof(Out)), IN_CHUNK = 16 / SIZE;
+        typedef typename std::conditional<SIZE == 4, float, uint16_t>::type Bits;  // moved, never looked at
+        const int in_lines = TRANSPOSED ? width : 64, in_length = TRANSPOSED ? 64 : width;
+        const int64_t lines = smaller(in_lines, TRANSPOSED ? g.n - column : g.m - row);
+        const int64_t length = smaller(in_length, TRANSPOSED ? g.m - row : g.n - column);
+        const int64_t step = TRANSPOSED ? g.c_col : g.c_row;
+        Bits *const c = static_cast<Bits *>(g.c) + c_offset + row * g.c_row + column * g.c_col;
+#pragma unroll 4
+        for (int line = warp; line < lines; line += 4) {
+#pragma unroll
+            for (int first = 0; first < 128 / SIZE; first += 32) {
+                const int element = first + lane;
+                const uint32_t at =
+                    box + in_box(line, element / IN_CHUNK, narrow ? width * SIZE : 0) + element % IN_CHUNK * SIZE;
+                if (element >= length) continue;
+                if constexpr (SIZE == 4)
+                    c[line * step + element] = ld_shared_f32(at);
+                else
+                    c[line * step + element] = ld_shared_u16(at);
             }
         }
     }
@@ -317,7 +361,7 @@ struct Wgmma {
                                         int wg_row, int thread, int first, int last) {
         const int lane = thread % 32, warp = thread / 32;
         const bool pairs = g.c_col == 1 && g.c_vec_bytes >= 2 * static_cast<int>(sizeof(Out));
-        Out *const c = static_cast<Out *>(g.c) + w.c_offset;
+        Out *const c = static_cast<Out *>(g.c) + c_offset(g, w);
 #pragma unroll
         for (int f = 0; f < FRAGMENTS; ++f)
 #pragma unroll
@@ -349,11 +393,13 @@ struct Wgmma {
     }
 
     static __device__ void consume(const tcg_tma_args &args, uint32_t stages, uint32_t full, uint32_t empty, uint32_t c_area,
-                                   int rank, int64_t first, int64_t step) {
+                                   int rank, int32_t tile, int32_t step) {
         const tcg_gemm_args &g = args.gemm;
+        const tcg_tma_walk &walk = args.walk;
         const int wg = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, lane = thread % 32;
         const int wg_row = SCHEDULE == coop ? wg * WG_M : 0;
         const uint32_t boxes = c_area + wg * C_BOXES * TCG_WGMMA_C_BOX_BYTES;
+        const uint32_t sums_full = empty + STAGES * 8, sums_empty = sums_full + 8;
         Ring<STAGES> ring;
         uint32_t sums_phase = 0;
         float d[FRAGMENTS][ACCUMULATORS];
@@ -361,78 +407,87 @@ struct Wgmma {
         // Pingpong: a warpgroup's main loop is opened by the other one as that ends its own; the first one is open.
         if constexpr (SCHEDULE == pingpong)
             if (wg == 1) bar_arrive(BAR_TURN, 256);
-        int turn = 0;
-        for (int64_t tile = first; tile < g.tiles; tile += step, turn ^= 1) {
-            const Work w = work(g, tile, rank);
-            if constexpr (SCHEDULE == pingpong) {
-                if (turn != wg) {
-                    ring.skip(w.k_blocks);
-                    continue;
-                }
-                bar_sync(BAR_TURN + wg, 256);
-            }
-            multiply(d, stages, full, empty, ring, w.k_blocks, wg_row, lane);
-            if constexpr (SCHEDULE == pingpong) bar_arrive(BAR_TURN + (wg ^ 1), 256);
+        for (int turn = 0;; turn ^= 1) {
+            const Work w = work(walk, tile, rank);
+            const int c_tma = walk.c_tma;
+            if (SCHEDULE == coop || turn == wg) {
+                if constexpr (SCHEDULE == pingpong) bar_sync(BAR_TURN + wg, 256);
+                multiply(d, stages, full, empty, ring, w.k_blocks, wg_row, lane);
+                if constexpr (SCHEDULE == pingpong) bar_arrive(BAR_TURN + (wg ^ 1), 256);
 
-            if constexpr (CK > 1) {
-                const uint32_t sums_full = empty + STAGES * 8;
-                exchange(d, c_area, sums_full, sums_full + 8, sums_phase, rank, wg * 128 + thread);
-                sums_phase ^= 1;
+                if constexpr (CK > 1) {
+                    if (tile < step) barrier_cluster_wait();  // their barriers exist
+                    exchange(reinterpret_cast<float (&)[SUMS]>(d), c_area, sums_full, sums_empty, sums_phase, rank, wg * 128 + thread);
+                    sums_phase ^= 1;
 #pragma unroll
-                for (int owner = 0; owner < OWNERS; ++owner)
-                    if (owner == rank) store_direct(g, d, w, wg_row, thread, owner * SHARE, (owner + 1) * SHARE);
-            } else if (C_COLUMNS == 64 && (g.c_tma == TCG_C_TMA_ROWS || g.c_tma == TCG_C_STAGED_ROWS)) {
-                store_boxes<false>(args, d, boxes, w, wg_row, wg, thread, g.c_tma == TCG_C_TMA_ROWS);
-            } else if (g.c_tma == TCG_C_TMA_COLUMNS || g.c_tma == TCG_C_STAGED_COLUMNS) {
-                store_boxes<true>(args, d, boxes, w, wg_row, wg, thread, g.c_tma == TCG_C_TMA_COLUMNS);
+                    for (int owner = 0; owner < OWNERS; ++owner)
+                        if (owner == rank) store_direct(g, d, w, wg_row, thread, owner * SHARE, (owner + 1) * SHARE);
+                } else if (c_tma == TCG_C_TMA_ROWS || c_tma == TCG_C_STAGED_ROWS) {
+                    if (walk.c_dtype == TCG_f32)
+                        store_boxes<float, false>(args, d, boxes, w, wg_row, wg, thread, c_tma == TCG_C_TMA_ROWS);
+                    else
+                        store_boxes<In, false>(args, d, boxes, w, wg_row, wg, thread, c_tma == TCG_C_TMA_ROWS);
+                } else if (c_tma == TCG_C_TMA_COLUMNS || c_tma == TCG_C_STAGED_COLUMNS) {
+                    store_boxes<In, true>(args, d, boxes, w, wg_row, wg, thread, c_tma == TCG_C_TMA_COLUMNS);
+                } else {
+                    store_direct(g, d, w, wg_row, thread, 0, FRAGMENTS * ACCUMULATORS);
+                }
             } else {
-                store_direct(g, d, w, wg_row, thread, 0, FRAGMENTS * ACCUMULATORS);
+                ring.skip(w.k_blocks);
             }
+            if (step >= walk.tiles - tile) break;
+            tile += step;
         }
         if (thread == 0) cp_async_bulk_wait_group_read<0>();  // shared memory outlives the stores' reads
+        if constexpr (CK > 1) mbarrier_wait_cluster(sums_empty, sums_phase ^ 1);  // and the other blocks' arrivals
     }
 
+    // Everything before the first load is on the path of every launch: warp 0 finds its first tile while warp 1 makes the
+    // barriers and warp 2 fetches the tensor maps.
     static __device__ void run(const tcg_tma_args &args) {
         extern __shared__ uint8_t shared[];
         const uint32_t stages = (static_cast<uint32_t>(__cvta_generic_to_shared(shared)) + 1023) & ~1023u;
         const uint32_t c_area = stages + STAGES * STAGE_BYTES;
         const uint32_t full = c_area + TCG_WGMMA_C_BYTES(BLOCK_M, BLOCK_N, WGS, CK, C_BOXES), empty = full + STAGES * 8;
         const int rank = CLUSTER > 1 ? cluster_ctarank() : 0;
-        const int64_t first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
+        const int32_t first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
+        constexpr int READY_THREADS = 64 + WGS * 128;
 
-        if (threadIdx.x == 0) {
-            prefetch_tensormap(&args.a);
-            prefetch_tensormap(&args.b);
-            // A stage is empty once the consumer warps of every block that it is shared with are done with it.
-            for (int i = 0; i < STAGES; ++i) {
-                mbarrier_init(full + i * 8, 1);
-                mbarrier_init(empty + i * 8, CONSUMER_WARPS * CM * CN);
-            }
-            for (int i = 0; i < 2; ++i) mbarrier_init(empty + (STAGES + i) * 8, WGS * 4 * CK);
-            fence_mbarrier_init();
-        }
-        if constexpr (CLUSTER > 1) {
-            __syncthreads();
-            barrier_cluster_arrive();
-            barrier_cluster_wait();
-        }
         if (threadIdx.x < 128) {
-            if constexpr (WGS > 1) setmaxnreg_dec<PRODUCER_REGISTERS>();
-            if (threadIdx.x < 32) {
-                __syncwarp();
-                if constexpr (CLUSTER == 1) bar_arrive(BAR_READY, 32 + WGS * 128);
-                if (threadIdx.x == 0) produce(args, stages, full, empty, rank, first, step);
-                __syncwarp();
-            }
-        } else {
-            if constexpr (WGS > 1) setmaxnreg_inc<CONSUMER_REGISTERS>();
-            if constexpr (CLUSTER == 1) bar_sync(BAR_READY, 32 + WGS * 128);
-            consume(args, stages, full, empty, c_area, rank, first, step);
+            if constexpr (WGS > 1) setmaxnreg_dec<PRODUCER_REGISTERS>();  // the warpgroup's four warps at once
         }
-        // No block leaves while another of its cluster may still write into it or arrive on its barriers.
-        if constexpr (CLUSTER > 1) {
-            barrier_cluster_arrive();
-            barrier_cluster_wait();
+        if (threadIdx.x < 32) {
+            if constexpr (CLUSTER > 1) barrier_cluster_arrive();
+            const Work w = work(args.walk, first, rank);
+            bar_sync(BAR_READY, READY_THREADS);
+            // Multicast writes into the others and signals their barriers.
+            if constexpr (CM * CN > 1) barrier_cluster_wait();
+            if (threadIdx.x == 0) produce(args, stages, full, empty, rank, first, step, w);
+            __syncwarp();
+        } else if (threadIdx.x < 128) {
+            if (threadIdx.x == 32) {
+                // A stage is empty once the consumer warps of every block that it is shared with are done with it.
+                for (int i = 0; i < STAGES; ++i) {
+                    mbarrier_init(full + i * 8, 1);
+                    mbarrier_init(empty + i * 8, CONSUMER_WARPS * CM * CN);
+                }
+                mbarrier_init(empty + STAGES * 8, 1);  // sums_full, sums_empty
+                mbarrier_init(empty + (STAGES + 1) * 8, WGS * 4 * CK);
+                fence_mbarrier_init();
+            }
+            if (threadIdx.x == 64) {
+                prefetch_tensormap(&args.a);
+                prefetch_tensormap(&args.b);
+            }
+            if (threadIdx.x == 96) prefetch_tensormap(&args.c);
+            __syncwarp();
+            if (threadIdx.x < 64) bar_arrive(BAR_READY, READY_THREADS);
+            if constexpr (CLUSTER > 1) barrier_cluster_arrive();
+        } else {
+            if constexpr (CLUSTER > 1) barrier_cluster_arrive();
+            if constexpr (WGS > 1) setmaxnreg_inc<CONSUMER_REGISTERS>();
+            bar_sync(BAR_READY, READY_THREADS);
+            consume(args, stages, full, empty, c_area, rank, first, step);
         }
     }
 };

@@ -423,7 +423,9 @@ def errors(result, exact, scale):
 def check_no_worse(result, other, exact, scale, factor=2.0, floor=0.0):
     """The result's error is at most `factor` times that of `other` (torch's), by either measure, or at most `floor`."""
     for name, ours, theirs in zip(("largest", "rms"), errors(result, exact, scale), errors(other, exact, scale)):
-        assert ours <= max(factor * theirs, floor), f"{name} error {ours:.3e}, torch's {theirs:.3e}: more than {factor} times"
+        assert ours <= max(factor * theirs, floor), (
+            f"{name} error {ours:.3e}, torch's {theirs:.3e}: more than {factor} times"
+        )
 
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
@@ -433,7 +435,7 @@ def refusal(row, k, batch_axes=0):
     """A word of why a row of tcgemm.kernels() cannot take such a product; None when it can."""
     if -(-k // row["tile"][2]) < row["cluster"][2]:
         return "a K shorter than"
-    return "more than one batch axis" if row["family"] == "wgmma" and batch_axes > 1 else None
+    return "more than one batch axis" if row["family"] in ("tma_mma", "wgmma") and batch_axes > 1 else None
 
 
 # ---- torch, on a device ----------------------------------------------------------------------------------------------

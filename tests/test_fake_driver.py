@@ -193,7 +193,8 @@ def test_batch_invariance(run_fake):
                 assert (rows.setdefault(i, row) == row).all()
         assert "tcg_reduce" not in [l.name for l in fake.launches()]
         a = fake.Operand("bfloat16", ref.packed((16, 3000)), values[0][:16])
-        assert tcgemm.explain(a.capsule(), b.capsule())["splits"] > 1
+        plan = tcgemm.explain(a.capsule(), b.capsule())
+        assert plan["splits"] > 1 or re.search(r"_c\\d+x\\d+x[^1]", plan["kernel"]), plan["kernel"]
     """)
 
 

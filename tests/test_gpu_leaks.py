@@ -89,7 +89,12 @@ def test_refusals(name):
     )
     # torch itself takes a millisecond to say what a meta tensor is not.
     times = 2000 if name == "meta" else 100_000
-    soak(attempt((TypeError, ValueError, RuntimeError), tcgemm.matmul, a, b, **keywords), times, [a, b], warm=times // 50)
+    soak(
+        attempt((TypeError, ValueError, RuntimeError), tcgemm.matmul, a, b, **keywords),
+        times,
+        [a, b],
+        warm=times // 50,
+    )
 
 
 @pytest.mark.parametrize("kind", ["torch", "capsule", "versioned", "object", "cai"])

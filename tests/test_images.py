@@ -99,11 +99,16 @@ def test_no_kernel_spills_or_uses_local_memory(report):
 
 def test_the_machine_code_holds_the_instructions_of_its_family(report, cuobjdump):
     wanted = {
-        "mma": {"HMMA", "LDSM", "LDGSTS"},
         "simt": {"FFMA"},
+        "wmma_naive": {"HMMA", "LDG"},
+        "wmma": {"HMMA", "LDSM", "LDGSTS"},
+        "mma_naive": {"HMMA", "LDSM", "LDG"},
+        "mma": {"HMMA", "LDSM", "LDGSTS"},
+        "tma_mma": {"HMMA", "LDSM", "UTMALDG", "SYNCS"},
         "wgmma": {"HGMMA", "UTMALDG", "SYNCS"},
     }
     watched = set().union(*wanted.values(), {"LDL", "STL"})
+    rows = {row["name"]: row for row in tcgemm.kernels()}
     kernel, arch, found = None, None, {}
     for line in cuobjdump("-sass"):
         if entry := re.match(r"\s*Function : (\w+)", line):
@@ -123,8 +128,10 @@ def test_the_machine_code_holds_the_instructions_of_its_family(report, cuobjdump
     assert set(found) == built
     for (kernel, arch), instructions in found.items():
         assert not instructions & {"LDL", "STL"}, (kernel, arch)
-        family = kernel.split("_")[1]
-        assert wanted.get(family, set()) <= instructions, (kernel, arch)
+        family = re.match(r"tcg_(\w+?)(_sm\d+a?_|$)", kernel)[1]
+        # A block that needs more shared memory than the chip has is empty there.
+        if arch != "120" or rows.get(kernel, {"smem_bytes": 0})["smem_bytes"] <= 101376:
+            assert wanted.get(family, set()) <= instructions, (kernel, arch)
 
 
 def test_the_extension_is_small():

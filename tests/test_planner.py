@@ -145,11 +145,11 @@ def test_unaligned_rows_are_copied_where_the_product_is_large_and_not_where_it_i
     large = plan(4096, 4096, 4097)
     assert len(large["copies"]) == 2 and ROWS[large["kernel"]]["align_bytes"] == 16
     assert large["workspace_bytes"] >= 2 * 4096 * 4104 * 2
-    for m in (1, 16, 64):
-        small = plan(m, 4096, 4097)
+    for m in (1, 8, 16):
+        small = plan(m, 300, 257)
         assert not small["copies"] and small["kernel"].endswith("_a2")
     # A shifted base is as unaligned as an odd stride.
-    assert plan(1, 4096, 4096, b=(B + 2, 1, 4096))["kernel"].endswith("_a2")
+    assert plan(1, 300, 256, b=(B + 2, 1, 256))["kernel"].endswith("_a2")
     # One operand unaligned: only that one is copied.
     only = plan(4096, 4096, 4096, lda=4097)
     assert [copy["operand"] for copy in only["copies"]] == ["a"]
@@ -176,12 +176,12 @@ def test_batch_invariant_plans_accumulate_in_one_piece_for_every_number_of_rows(
 
 @needs_90
 def test_few_columns_are_computed_transposed():
-    found = plan(16384, 8, 4096)
-    assert found["swap"]
-    assert tile_of(plan(16384, 8, 4096, kernel="mma"))[0] == 16
+    found = plan(16384, 8, 4096, kernel="mma")
+    assert found["swap"] and tile_of(found)[0] == 16
     # Its order is that of C^T = B^T A^T.
-    assert plan(16384, 8, 4096, "nn")["order"] == "tt" and plan(16384, 8, 4096, "tn")["order"] == "tn"
-    assert not plan(8, 16384, 4096)["swap"]
+    assert plan(16384, 8, 4096, "nn", kernel="mma")["order"] == "tt"
+    assert plan(16384, 8, 4096, "tn", kernel="mma")["order"] == "tn"
+    assert not plan(8, 16384, 4096, kernel="mma")["swap"]
     # A result laid out by columns is stored along them.
     assert plan(4096, 4096, 4096, c=(C, 1, 4096))["swap"]
     assert plan(4096, 4096, 4096, "nn", c=(C, 1, 4096))["order"] == "tt"
@@ -242,7 +242,7 @@ def test_a_forced_row_runs_on_any_operands_it_can_be_given(name):
     if not has_code(90, dtype):
         pytest.skip("built without sm_90")
     for cc in (90, 80):
-        if not has_code(cc, dtype) or (cc == 80 and row["family"] == "wgmma"):
+        if not has_code(cc, dtype) or (cc == 80 and row["family"] in ("tma_mma", "wgmma")):
             continue
         for operands in [{}, {"a": (A + 4, 333, 1)}, {"a": (A, 700, 3), "b": (B, 2, 901)}, {"c": (C, 1, 100)}]:
             for order in ("nn", "nt", "tn", "tt"):

@@ -14,33 +14,43 @@ static const tcg_chip chips[] = {
     {90, 2600, 256, 18, 32, 2048}, {100, 2600, 256, 28, 40, 2048}, {120, 1024, 256, 4.5, 16, 1536},
 };
 
-#define WGMMA_GAIN 1.45  /* rate of wgmma over mma.sync */
-#define TMA_TRAFFIC 0.57 /* time to load a byte by TMA, against cp.async */
-#define SLACK 0.05       /* of the blocks' own time, though memory takes longer: it never overlaps all */
-#define DIRECT 12.0      /* storing a tile from registers, in pieces of its rows, against by way of shared memory */
-#define TMA_CYCLES 800.0 /* a launch's tensor maps: made by the host, fetched by the first block */
-#define BOX_CYCLES 100.0 /* the least a TMA box takes, however short */
-#define EXCHANGE_CYCLES 2500.0 /* a cluster's start and its exchange of sums, where it splits K */
-#define SMEM_BYTES 128.0       /* shared memory: bytes a clock an SM */
-#define MEMORY_LATENCY 800.0   /* clocks from a load's issue to its data */
-#define LAUNCH_CYCLES 3000.0   /* one more kernel in the stream */
-#define BLOCK_CYCLES 1500.0    /* a block's start, pipeline fill and end */
-#define COPY_SHARE 0.5         /* of memory bandwidth that tcg_copy reaches */
-#define COPY_ISSUE_CYCLES 4.0  /* a warp's load or copy instruction with its address and predicate */
-#define SPLIT_CYCLES 40.0      /* tcg_reduce: one more partial sum to add */
-#define CACHED 0.4             /* time to move a byte that stays in the L2 cache, against memory */
-#define SCATTER 4.0            /* element-wise stores against full lines */
+#define WGMMA_FLOPS 4096.0 /* a clock an SM, fp32 accumulation */
+#define SLACK 0.05         /* of the blocks' own time, though memory takes longer: it never overlaps all */
+#define INGEST_BYTES 70.0  /* what an SM takes in by TMA a clock */
+#define STRADDLE 1.8       /* time of a box line in two lines of the L2 cache, against one */
+#define BOX_CYCLES 75.0    /* the least a TMA box takes, however short */
+#define WGMMA_START_CYCLES \
+    4700.0 /* from one kernel to the next in a stream, up to a block's first data, and its last to the end */
+#define START_CYCLES 2600.0 /* the same without BLOCK_CYCLES, for blocks that load by themselves */
+#define BOTH 0.2            /* arithmetic and memory in balance take so much longer than one of them */
+#define HOT 0.23            /* the tensor cores' slow-down at the power limit, reached by HOT_CYCLES */
+#define HOT_CYCLES 175000.0
+#define PINGPONG_HIDES 0.2      /* of a tile's start and end, while the other warpgroup computes */
+#define SMEM_BYTES 128.0        /* shared memory: bytes a clock an SM */
+#define MEMORY_LATENCY 800.0    /* clocks from a load's issue to its data */
+#define LAUNCH_CYCLES 3000.0    /* one more kernel in the stream */
+#define COPY_CYCLES 5500.0      /* tcg_copy's, with its own start and end */
+#define BLOCK_CYCLES 2200.0     /* a block's start, pipeline fill and end */
+#define COPY_SHARE 0.5          /* of memory bandwidth that tcg_copy reaches */
+#define COPY_ISSUE_CYCLES 4.0   /* a warp's load or copy instruction with its address and predicate */
+#define NEXT_TILE_CYCLES 1300.0 /* from one tile of a block to its next one, at least */
+#define FP32_BYTES 28.0         /* of fp32 results a clock, through shared memory */
+#define REDUCE_CYCLES 3500.0    /* tcg_reduce's own start and end */
+#define SPLIT_CYCLES 40.0       /* tcg_reduce: one more partial sum to add */
+#define CACHED 0.8              /* time to move a byte that stays in the L2 cache, against memory */
+#define SCATTER 4.0             /* element-wise stores against full lines */
 
 #define REGISTERS 65536
 #define SPLITS_MAX 64
 #define SPLIT_ITERATIONS_MIN 4 /* k-blocks a split is worth starting for */
 #define PARTIALS_BYTES_MAX (64.0 * 1024 * 1024)
-#define SKINNY 64                   /* up to here the swapped product may fit the tiles better */
-#define SKINNY_TMA 256              /* the same where TMA stores C either way */
-#define AXIS_MAX ((int64_t)1 << 48) /* of an axis: larger cannot be memory, and keeps all sums below 2^63 */
-#define ALIGN_BYTES 256             /* of the workspace's parts */
-#define COPY_ROW_BYTES 128          /* a copy's rows are a multiple of: whole lines of the L2 cache */
-#define ROW_ALIGN_BYTES 16          /* of a copy's rows */
+#define SKINNY 64                         /* up to here the swapped product may fit the tiles better */
+#define SKINNY_TMA 256                    /* the same where TMA stores C either way */
+#define AXIS_MAX ((int64_t)1 << 48)       /* of an axis: larger cannot be memory, and keeps all sums below 2^63 */
+#define ALIGN_BYTES 256                   /* of the workspace's parts */
+#define COPY_ROW_BYTES 128                /* a copy's rows are a multiple of: whole lines of the L2 cache */
+#define ROW_ALIGN_BYTES 16                /* of lines that cp.async and TMA move whole */
+#define TMA_STRIDE_MAX ((int64_t)1 << 38) /* elements: tensor maps take strides below 2^40 bytes */
 
 static double max2(double x, double y) { return x > y ? x : y; }
 static double min2(double x, double y) { return x < y ? x : y; }
@@ -71,30 +81,78 @@ static void model_mma(const tcg_kernel *kernel, const tcg_chip *chip, int *regis
     *cycles = max2(flops / chip->tensor_flops, (reads + writes) / SMEM_BYTES);
 }
 
-/* One warp reads nothing itself: wgmma takes both tiles from shared memory, A's once a warpgroup, B's once each. */
 static void model_wgmma(const tcg_kernel *kernel, const tcg_chip *chip, int *registers, double *cycles) {
     int warpgroups = kernel->threads / 128 - 1, fragments = kernel->block_m / 64;
-    double flops = 2.0 * kernel->block_m * kernel->block_n * kernel->block_k;
+    (void)chip;
     *registers = warpgroups > 1 ? 168 : fragments * kernel->block_n / 2 + 56;
-    *cycles = flops / (chip->tensor_flops * WGMMA_GAIN);
+    *cycles = 2.0 * kernel->block_m * kernel->block_n * kernel->block_k / WGMMA_FLOPS;
+}
+
+/* Measured constants of wgmma rows, made by benchmarks/tune.py. */
+typedef struct tuned {
+    int block_m, block_n, block_k;
+    bool pingpong;
+    int cluster_m, cluster_n, cluster_k;
+    double arithmetic;  /* time of the main loop over that at wgmma's full rate */
+    double memory;      /* time where memory bounds it, over that at the chip's bandwidth */
+    double tile_cycles; /* a tile's start and end, beside its main loop */
+} tuned;
+
+enum { SCHEDULE_coop, SCHEDULE_pingpong };
+static const tuned tuned_rows[] = {
+#define TCG_TUNED(bm, bn, bk, schedule, cm, cn, ck, arithmetic, memory, tile_cycles) \
+    {bm, bn, bk, SCHEDULE_##schedule, cm, cn, ck, arithmetic, memory, tile_cycles},
+#include "tuned.def"
+};
+
+/* Products A[M, K] @ W[N, K]^T where another row than the estimate's was measured to be faster on that chip. */
+static const struct exception {
+    int64_t m_from, m_to, n, k;
+    tcg_family family;
+    int block_m, block_n, block_k;
+    bool pingpong;
+    int cluster_m, cluster_n, cluster_k;
+    bool swap;
+} exceptions[] = {
+#define TCG_EXCEPTION(m_from, m_to, n, k, family, bm, bn, bk, schedule, cm, cn, ck, swap) \
+    {m_from, m_to, n, k, TCG_FAMILY_##family, bm, bn, bk, SCHEDULE_##schedule, cm, cn, ck, swap},
+#include "tuned.def"
+};
+enum { EXCEPTIONS_CC = 90, EXCEPTIONS_SMS = 132 };
+
+static tuned tuned_row(const tcg_kernel *kernel) {
+    for (size_t i = 0; i < sizeof tuned_rows / sizeof *tuned_rows; i++) {
+        const tuned *t = &tuned_rows[i];
+        if (t->block_m == kernel->block_m && t->block_n == kernel->block_n && t->block_k == kernel->block_k &&
+            t->pingpong == kernel->pingpong && t->cluster_m == kernel->cluster_m &&
+            t->cluster_n == kernel->cluster_n && t->cluster_k == kernel->cluster_k)
+            return *t;
+    }
+    return (tuned){.arithmetic = 1.1, .memory = 1, .tile_cycles = 400 + kernel->block_m * kernel->block_n / 8.0};
 }
 
 /* What the planner has to know of a family. model: registers a thread and cycles of one block's BLOCK_K.
- * splits: the kernel takes splits > 1. persistent: the grid is what the device holds at once. tma: operands and C go by
- * tensor map, which bounds their strides and lengths, and loading and arithmetic overlap whatever the warps. */
+ * splits: the kernel takes splits > 1. persistent: the grid is what the device holds at once. shown: a rung to look at,
+ * run where it is asked for and never chosen. */
 static const struct family {
     void (*model)(const tcg_kernel *kernel, const tcg_chip *chip, int *registers, double *cycles);
     bool splits;
     bool persistent;
-    bool tma;
+    bool shown;
 } families[TCG_FAMILY_COUNT] = {
-    [TCG_FAMILY_simt] = {model_simt, true, false, false},
-    [TCG_FAMILY_mma] = {model_mma, true, false, false},
-    [TCG_FAMILY_wgmma] = {model_wgmma, true, true, true},
+    [TCG_FAMILY_simt] = {model_simt, true, false, false},  [TCG_FAMILY_wmma_naive] = {model_mma, false, false, true},
+    [TCG_FAMILY_wmma] = {model_mma, false, false, true},   [TCG_FAMILY_mma_naive] = {model_mma, false, false, true},
+    [TCG_FAMILY_mma] = {model_mma, true, false, false},    [TCG_FAMILY_tma_mma] = {model_mma, true, true, false},
+    [TCG_FAMILY_wgmma] = {model_wgmma, true, true, false},
 };
 
 static int cluster_blocks(const tcg_kernel *kernel) {
     return kernel->cluster_m * kernel->cluster_n * kernel->cluster_k;
+}
+
+/* A cluster stays within a processor group, of 16 or 18 SMs on Hopper: of 132 SMs, clusters of 4 or 8 fill 120. */
+static int usable_sms(int sm_count, const tcg_kernel *kernel) {
+    return cluster_blocks(kernel) > 2 ? sm_count - sm_count / 11 : sm_count;
 }
 
 /* How much longer the arithmetic takes with so few warps an SM to hide its latencies. */
@@ -121,13 +179,19 @@ static void candidate_build(const tcg_kernel *kernel, const tcg_plan_view *view,
     row->kernel = kernel;
     row->ptx = ptx;
     row->occupancy = blocks > 1 ? blocks : 1;
-    row->slots = max2(view->sm_count, 1) * row->occupancy;
+    row->slots = max2(usable_sms(view->sm_count, kernel), 1) * row->occupancy;
     row->per_slot = 1 / row->slots;
     row->per_m = 1.0 / (kernel->block_m * kernel->cluster_m);
     row->per_n = 1.0 / (kernel->block_n * kernel->cluster_n);
     row->per_k = 1.0 / kernel->block_k;
     row->block_cycles = cycles;
     row->latency_cycles = MEMORY_LATENCY / (kernel->stages > 1 ? kernel->stages - 1 : 1);
+    if (kernel->family == TCG_FAMILY_wgmma) {
+        const tuned t = tuned_row(kernel);
+        row->block_cycles *= t.arithmetic;
+        row->memory = t.memory;
+        row->tile_cycles = t.tile_cycles;
+    }
 }
 
 void tcg_plan_view_build(const tcg_device_props *device, tcg_plan_view *view) {
@@ -140,7 +204,7 @@ void tcg_plan_view_build(const tcg_device_props *device, tcg_plan_view *view) {
     view->smem_sm_bytes = device->smem_sm_bytes;
     view->l2_bytes = device->l2_bytes;
     view->util = tcg_image_runs(TCG_IMAGE_util, TCG_IMAGE_util, device->cc) != TCG_RUNS_NOT;
-    view->tma = false;
+    view->tma = view->wgmma = false;
     view->chip = &chips[0];
     for (size_t i = 1; i < sizeof chips / sizeof *chips; i++)
         if (device->cc >= chips[i].cc)
@@ -175,7 +239,8 @@ void tcg_plan_view_build(const tcg_device_props *device, tcg_plan_view *view) {
         if (TAKEN(i, tcg_kernel_at(i))) {
             candidate_build(tcg_kernel_at(i), view, runs[i] == TCG_RUNS_PTX,
                             &view->rows[count[kernel_bucket(tcg_kernel_at(i))]++]);
-            view->tma |= families[tcg_kernel_at(i)->family].tma;
+            view->tma |= tcg_family_tma[tcg_kernel_at(i)->family];
+            view->wgmma |= tcg_kernel_at(i)->family == TCG_FAMILY_wgmma;
         }
 #undef TAKEN
 }
@@ -347,7 +412,8 @@ struct choice {
     bool swap;
     bool k_major[2];
     bool copy[2];
-    double splits; /* wanted; the exact number follows from whole BLOCK_K */
+    bool exception; /* one of the measured ones */
+    double splits;  /* wanted; the exact number follows from whole BLOCK_K */
     double cycles;
 };
 
@@ -375,57 +441,119 @@ static double per_width(int bytes) {
     return bytes >= 16 ? 1 / 16.0 : bytes >= 8 ? 1 / 8.0 : bytes >= 4 ? 1 / 4.0 : 1 / 2.0;
 }
 
+/* What a choice costs whatever its splits. */
+struct shape_costs {
+    double m, n, k;    /* the kernel's */
+    double blocks;     /* without splits */
+    double iterations; /* k-blocks of a block, without splits */
+    double lines_a, lines_b;
+    double cycles, traffic; /* of one k-block of one block: arithmetic, loading */
+    double moved_bytes;     /* of A and B, once each */
+    double fixed;           /* copies of operands */
+    bool scattered;         /* C is stored element by element, or line by line with gaps */
+};
+
+/* Cycles from the launch to the end for blocks of cp.async or plain loads, and of tma_mma. */
+static double block_estimate(const struct job *job, const tcg_plan_view *view, const tcg_candidate *row,
+                             const struct shape_costs *c, double splits) {
+    const bool tma = tcg_family_tma[row->kernel->family];
+    const double written = splits > 1 ? 4 : job->out_bytes;
+    struct waves w = {.iterations = splits > 1 ? ceil_(c->iterations / splits) : c->iterations,
+                      .cycles = c->cycles,
+                      .traffic = c->traffic,
+                      .latency = row->latency_cycles,
+                      .end = c->lines_a * c->lines_b * written * view->per_l2_byte *
+                             (c->scattered && splits == 1 ? SCATTER : 1),
+                      .warps = tma ? 0 : row->kernel->threads / 32};
+    double moved = (c->moved_bytes + job->c_elems * written) * view->per_dram_byte;
+    double waves = all_waves(&w, view, row, c->blocks * splits);
+    return START_CYCLES + max2(waves, moved + BLOCK_CYCLES + w.end) + SLACK * waves;
+}
+
+/* The same for wgmma, whose blocks keep the tensor cores busy by themselves: rounds of tiles through the SMs, against
+ * the time of memory; both together take longer than the longer one. */
+static double wgmma_estimate(const struct job *job, const tcg_plan_view *view, const tcg_candidate *row,
+                             const struct shape_costs *c, double splits) {
+    const double written = splits > 1 ? 4 : job->out_bytes;
+    const double iterations = splits > 1 ? ceil_(c->iterations / splits) : c->iterations;
+    const double rounds = ceil_(c->blocks * splits * row->per_slot);
+    double end = row->tile_cycles * (c->scattered && splits == 1 ? SCATTER : 1);
+    if (written > 2) /* a warpgroup writes it box by box */
+        end +=
+            row->kernel->block_m * row->kernel->block_n * 4 / (row->kernel->pingpong ? FP32_BYTES / 2 : FP32_BYTES);
+    const double next = max2(end, NEXT_TILE_CYCLES) * (row->kernel->pingpong ? 1 - PINGPONG_HIDES : 1);
+    double loop = rounds * iterations * max2(c->cycles, c->traffic);
+    loop *= 1 + HOT * min2(1, loop / HOT_CYCLES);
+    loop += (rounds - 1) * next;
+    double memory = (c->moved_bytes + job->c_elems * written) * view->per_dram_byte * row->memory;
+    double longer = max2(loop, memory), part = min2(loop, memory) / longer;
+    part *= part;
+    return WGMMA_START_CYCLES + longer * (1 + BOTH * part * part) + end;
+}
+
+/* Whether the lines of a 16-bit operand start elsewhere than at lines of the L2 cache. */
+static bool straddles(const struct operand *side, bool k_major) {
+    return (((uint64_t)(k_major ? side->stride : side->k_stride) * 2) | (uintptr_t)side->data) % COPY_ROW_BYTES != 0;
+}
+
+/* Loading one k-block of an operand by TMA: boxes are 64 elements wide, and their lines cost more where they straddle two
+ * lines of the L2 cache or reach beyond the operand. */
+static double boxes_cycles(int block_k, int block, double lines, bool k_major, bool straddles) {
+    const double boxes = k_major ? block_k / TCG_TMA_BOX_ELEMS : div_up(block, TCG_TMA_BOX_ELEMS);
+    double line_cycles = TCG_TMA_BOX_ELEMS * 2 / INGEST_BYTES;
+    if (straddles || (!k_major && lines < TCG_TMA_BOX_ELEMS))
+        line_cycles *= STRADDLE;
+    return boxes * max2(BOX_CYCLES, (k_major ? lines : block_k) * line_cycles);
+}
+
 /* Estimates the choice for each split worth trying and keeps it in `best` where it beats that. */
 static void consider(const struct job *job, const tcg_plan_view *view, bool may_split, struct choice *choice,
                      struct choice *best) {
     const tcg_candidate *row = choice->row;
     const tcg_kernel *kernel = row->kernel;
     const struct operand *a = &job->side[choice->swap], *b = &job->side[!choice->swap];
-    double m = (double)a->size, n = (double)b->size, k = (double)job->k;
-    bool tma = families[kernel->family].tma;
-    double blocks = ceil_(m * row->per_m) * ceil_(n * row->per_n) * (double)job->batches * cluster_blocks(kernel);
-    double iterations = max2(ceil_(k * row->per_k), 1);
+    const bool tma = tcg_family_tma[kernel->family], wgmma = kernel->family == TCG_FAMILY_wgmma;
+    struct shape_costs c = {.m = (double)a->size, .n = (double)b->size, .k = (double)job->k};
+    c.blocks = ceil_(c.m * row->per_m) * ceil_(c.n * row->per_n) * (double)job->batches * cluster_blocks(kernel);
+    c.iterations = max2(ceil_(c.k * row->per_k), 1);
     if (kernel->cluster_k > 1)
-        iterations = ceil_(iterations / kernel->cluster_k);
+        c.iterations = ceil_(c.iterations / kernel->cluster_k);
 
     /* Bytes of a k-block that exist, and the instructions that fetch them. */
-    double lines_a = min2(m, kernel->block_m), lines_b = min2(n, kernel->block_n);
-    double depth_bytes = min2(k, kernel->block_k) * job->elem_bytes;
-    double traffic = (lines_a + lines_b) * depth_bytes * view->per_l2_byte;
-    if (tma) {
-        int boxes_a = choice->k_major[0] ? kernel->block_k : kernel->block_m;
-        int boxes_b = choice->k_major[1] ? kernel->block_k : kernel->block_n;
-        traffic = max2(traffic * TMA_TRAFFIC, (boxes_a + boxes_b) * (BOX_CYCLES / TCG_TMA_BOX_ELEMS));
-    }
-    double cycles = row->block_cycles;
+    c.lines_a = min2(c.m, kernel->block_m);
+    c.lines_b = min2(c.n, kernel->block_n);
+    double depth_bytes = min2(c.k, kernel->block_k) * job->elem_bytes;
+    c.traffic = tma ? boxes_cycles(kernel->block_k, kernel->block_m, c.lines_a, choice->k_major[0],
+                                   !choice->copy[0] && straddles(a, choice->k_major[0])) +
+                          boxes_cycles(kernel->block_k, kernel->block_n, c.lines_b, choice->k_major[1],
+                                       !choice->copy[1] && straddles(b, choice->k_major[1]))
+                    : (c.lines_a + c.lines_b) * depth_bytes * view->per_l2_byte;
+    c.cycles = row->block_cycles;
     if (kernel->order >= 0 && !tma) {
         int width_a = choice->copy[0] ? ROW_ALIGN_BYTES : choice->k_major[0] ? a->align_k : a->align_own;
         int width_b = choice->copy[1] ? ROW_ALIGN_BYTES : choice->k_major[1] ? b->align_k : b->align_own;
-        double issue =
-            (lines_a * per_width(width_a) + lines_b * per_width(width_b)) * depth_bytes * (COPY_ISSUE_CYCLES / 32);
+        double issue = (c.lines_a * per_width(width_a) + c.lines_b * per_width(width_b)) * depth_bytes *
+                       (COPY_ISSUE_CYCLES / 32);
         if (width_a < 4 || width_b < 4)
-            cycles += issue; /* below cp.async's 4 bytes, data passes through registers */
+            c.cycles += 3 * issue; /* below cp.async's 4 bytes, data passes through registers */
         else
-            traffic = max2(traffic, issue);
+            c.traffic = max2(c.traffic, issue);
     }
-    double fixed = tma ? TMA_CYCLES : 0;
+    c.moved_bytes = a->bytes + b->bytes;
     for (int i = 0; i < 2; i++)
         if (choice->copy[i])
-            fixed += LAUNCH_CYCLES + 2 / COPY_SHARE * job->side[choice->swap ^ i].bytes * view->per_dram_byte;
+            c.fixed += COPY_CYCLES + 2 / COPY_SHARE * job->side[choice->swap ^ i].bytes * view->per_dram_byte;
     /* Every SM at work all the time would take this; most rows end here. */
-    if (best->row && fixed + blocks * iterations * max2(cycles, traffic) * view->per_sm >= best->cycles)
+    if (best->row && c.fixed + c.blocks * c.iterations * max2(c.cycles, c.traffic) * view->per_sm >= best->cycles)
         return;
+    c.scattered =
+        job->c_stride[!choice->swap] != 1 && !(wgmma && job->c_stride[choice->swap] == 1 && job->out_bytes == 2);
 
-    bool scattered = job->c_stride[!choice->swap] != 1 && !(tma && job->c_stride[choice->swap] == 1);
-    struct waves w = {.cycles = cycles,
-                      .traffic = traffic,
-                      .latency = row->latency_cycles,
-                      .warps = tma ? 0 : kernel->threads / 32};
     double most = 1, one_an_sm = 1;
-    if (may_split && families[kernel->family].splits && kernel->cluster_k == 1 && 2 * blocks <= row->slots) {
-        double per_tile = 1 / blocks;
-        most =
-            min2(min2(floor_(iterations * (1.0 / SPLIT_ITERATIONS_MIN)), SPLITS_MAX), floor_(row->slots * per_tile));
+    if (may_split && families[kernel->family].splits && kernel->cluster_k == 1 && 2 * c.blocks <= row->slots) {
+        double per_tile = 1 / c.blocks;
+        most = min2(min2(floor_(c.iterations * (1.0 / SPLIT_ITERATIONS_MIN)), SPLITS_MAX),
+                    floor_(row->slots * per_tile));
         most = min2(most, floor_(PARTIALS_BYTES_MAX / (job->c_elems * 4)));
         one_an_sm = min2(floor_(view->sm_count * per_tile), most);
     }
@@ -434,22 +562,12 @@ static void consider(const struct job *job, const tcg_plan_view *view, bool may_
         double splits = tried[i];
         if (i > 0 && splits <= tried[i - 1])
             continue;
-        double written = splits > 1 ? 4 : job->out_bytes;
-        w.iterations = splits > 1 ? ceil_(iterations / splits) : iterations;
-        w.end = lines_a * lines_b * written * view->per_l2_byte * (scattered && splits == 1 ? SCATTER : 1);
-        if (tma && (written > 2 || kernel->cluster_k > 1 || scattered))
-            w.end *= DIRECT; /* from registers */
-        if (kernel->cluster_k > 1)
-            w.end = w.end / kernel->cluster_k + EXCHANGE_CYCLES;
-        else if (kernel->pingpong)
-            w.end *= 0.5; /* hidden but for the last */
-        double moved = (a->bytes + b->bytes + job->c_elems * written) * view->per_dram_byte;
-        double waves = all_waves(&w, view, row, blocks * splits);
-        double total = max2(waves, moved + BLOCK_CYCLES + w.end) + fixed + SLACK * waves;
+        double total = c.fixed + (wgmma ? wgmma_estimate(job, view, row, &c, splits)
+                                        : block_estimate(job, view, row, &c, splits));
         if (splits > 1) {
             double partials = job->c_elems * 4 * splits;
-            double reduce = 2 * partials + job->c_elems * job->out_bytes * (scattered ? SCATTER : 1);
-            total += LAUNCH_CYCLES + SPLIT_CYCLES * splits +
+            double reduce = 2 * partials + job->c_elems * job->out_bytes * (c.scattered ? SCATTER : 1);
+            total += LAUNCH_CYCLES + REDUCE_CYCLES + SPLIT_CYCLES * splits +
                      reduce * view->per_dram_byte * (2 * partials < view->l2_bytes ? CACHED : 1);
         }
         if (!best->row || total < best->cycles) {
@@ -469,6 +587,10 @@ static const char *tma_refuses(const struct job *job, const tcg_kernel *kernel) 
         return "an axis of 2^31 elements or more";
     if (job->k == 0)
         return "K = 0";
+    if (kernel &&
+        (double)div_up(job->m, kernel->block_m) * (double)div_up(job->n, kernel->block_n) * (double)job->batches >=
+            INT32_MAX)
+        return "2^31 tiles or more";
     if (kernel && div_up(job->k, kernel->block_k) < kernel->cluster_k)
         return "a K shorter than the cluster that splits it";
     return NULL;
@@ -476,12 +598,11 @@ static const char *tma_refuses(const struct job *job, const tcg_kernel *kernel) 
 
 /* Whether a tensor map describes the operand as it lies, in lines along k or along its own axis. */
 static bool tma_describes(const struct job *job, const struct operand *side, bool k_major) {
-    const int64_t most = (int64_t)1 << 38; /* strides are below 2^40 bytes */
     int64_t lines = k_major ? side->size : job->k, length = k_major ? job->k : side->size;
     int64_t stride = k_major ? side->stride : side->k_stride;
-    if (lines > 1 && (stride < length || stride >= most))
+    if (lines > 1 && (stride < length || stride >= TMA_STRIDE_MAX))
         return false;
-    return !job->batch_ndim || (side->batch[0] >= 0 && side->batch[0] < most);
+    return !job->batch_ndim || (side->batch[0] >= 0 && side->batch[0] < TMA_STRIDE_MAX);
 }
 
 /* Fits the row to the job: the directions its order names, copies where an operand is not so or not so aligned. */
@@ -491,7 +612,7 @@ static void consider_row(const struct job *job, const tcg_plan_view *view, const
         return;
     struct choice choice = {.row = row, .swap = swap};
     int order = row->kernel->order;
-    bool tma = families[row->kernel->family].tma;
+    bool tma = tcg_family_tma[row->kernel->family];
     if (tma && tma_refuses(job, row->kernel))
         return;
     for (int i = 0; i < 2 && order >= 0; i++) {
@@ -514,20 +635,52 @@ static void consider_bucket(const struct job *job, const tcg_plan_view *view, in
     bool backwards = job->side[swap].size <= SKINNY;
     for (int i = first; i <= last; i++) {
         const tcg_candidate *row = &view->rows[backwards ? first + last - i : i];
-        if (family < 0 || (int)row->kernel->family == family)
+        if (family < 0
+                ? !families[row->kernel->family].shown && !(view->wgmma && row->kernel->family == TCG_FAMILY_tma_mma)
+                : (int)row->kernel->family == family)
             consider_row(job, view, row, swap, may_split, best);
     }
+}
+
+/* The row that was measured to be the fastest, where the estimate would choose another. */
+static void choose_exception(const struct job *job, const tcg_plan_view *view, bool may_split, struct choice *best) {
+    if (view->cc != EXCEPTIONS_CC || view->sm_count != EXCEPTIONS_SMS || job->elem_bytes != 2 ||
+        job->out_bytes != 2 || job->batch_ndim || job->c_stride[1] != 1 || job->side[0].align_k < ROW_ALIGN_BYTES ||
+        job->side[1].align_k < ROW_ALIGN_BYTES)
+        return;
+    for (size_t i = 0; i < sizeof exceptions / sizeof *exceptions && !best->row; i++) {
+        const struct exception *e = &exceptions[i];
+        if (job->n != e->n || job->k != e->k || job->m < e->m_from || job->m > e->m_to)
+            continue;
+        const int bucket = bucket_of(job->dtype, TCG_nt, false);
+        for (int r = view->first[bucket]; r < view->first[bucket + 1]; r++) {
+            const tcg_kernel *kernel = view->rows[r].kernel;
+            if (kernel->family == e->family && kernel->block_m == e->block_m && kernel->block_n == e->block_n &&
+                kernel->block_k == e->block_k && kernel->pingpong == e->pingpong &&
+                kernel->cluster_m == e->cluster_m && kernel->cluster_n == e->cluster_n &&
+                kernel->cluster_k == e->cluster_k && (may_split || e->cluster_k == 1)) {
+                struct choice choice = {.row = &view->rows[r], .swap = e->swap, .k_major = {true, true}};
+                consider(job, view, false, &choice, best);
+            }
+        }
+    }
+    best->exception = best->row != NULL;
 }
 
 static void choose(const struct job *job, const tcg_plan_view *view, const tcg_options *options,
                    struct choice *best) {
     bool may_split = !options->batch_invariant;
+    best->row = NULL;
+    best->exception = false;
+    if (options->family < 0)
+        choose_exception(job, view, may_split, best);
+    if (best->row)
+        return;
     /* Stores run along the axis of C that has unit stride. Where that puts a short side along the long one of the
      * tiles, the other way round is estimated too. */
     bool swap = job->c_stride[1] != 1 && job->c_stride[0] == 1;
     int64_t side = job->side[!swap].size, other = job->side[swap].size;
     bool both = view->tma ? side <= SKINNY_TMA || other <= SKINNY_TMA : side <= SKINNY && side < other;
-    best->row = NULL;
     for (int i = 0; i <= both; i++, swap = !swap) {
         const struct operand *a = &job->side[swap], *b = &job->side[!swap];
         int order = 2 * !a->k_major + b->k_major;
@@ -616,7 +769,7 @@ static int check_kernel(const tcg_kernel *kernel, const struct job *job, const t
     if (options->batch_invariant && kernel->cluster_k > 1)
         return tcg_fail(err, TCG_ERR_UNSUPPORTED, 0,
                         "kernel=%s splits K over a cluster, which batch_invariant=True excludes", kernel->name);
-    const char *refused = families[kernel->family].tma ? tma_refuses(job, kernel) : NULL;
+    const char *refused = tcg_family_tma[kernel->family] ? tma_refuses(job, kernel) : NULL;
     if (refused)
         return tcg_fail(err, TCG_ERR_UNSUPPORTED, 0, "kernel=%s cannot take %s", kernel->name, refused);
     return 0;
@@ -642,7 +795,7 @@ static int fail_nothing(const struct job *job, const tcg_plan_view *view, int fa
         }
     }
     const char *what = family >= 0 ? tcg_family_names[family] : "any kernel";
-    const char *refused = family >= 0 && families[family].tma && runs ? tma_refuses(job, NULL) : NULL;
+    const char *refused = family >= 0 && tcg_family_tma[family] && runs ? tma_refuses(job, NULL) : NULL;
     if (refused)
         return tcg_fail(err, TCG_ERR_UNSUPPORTED, 0, "kernel=%s cannot take %s", what, refused);
     if (family >= 0 && takes >= 0 && takes != job->dtype)
@@ -723,22 +876,22 @@ static int place_operand(const struct job *job, const struct choice *choice, int
     return 0;
 }
 
-/* How a TMA family stores C. `bits`: its address, row stride and batch strides in bytes, or-ed together. TMA writes whole
- * 16 bytes, so a line whose length is no multiple of that is stored from registers. */
+/* How wgmma stores C. `bits`: its address, row stride and batch strides in bytes, or-ed together. */
 static int c_tma(const tcg_plan *plan, uint64_t bits, int elem_bytes) {
-    const tcg_kernel *kernel = plan->kernel;
     const tcg_gemm_args *args = &plan->args;
-    const int64_t most = (int64_t)1 << 38;
-    const bool rows = args->c_col == 1 && kernel->block_n % TCG_TMA_BOX_ELEMS == 0, columns = args->c_row == 1;
-    if (elem_bytes != 2 || kernel->cluster_k > 1 || (!rows && !columns))
+    const bool rows = args->c_col == 1, columns = args->c_row == 1 && elem_bytes == 2;
+    if (plan->kernel->cluster_k > 1 || (!rows && !columns))
         return TCG_C_DIRECT;
     if (!rows)
-        bits = (uintptr_t)args->c | stride_bits(args->c_col, 2) |
-               (args->batch_ndim ? stride_bits(args->batch[0].c, 2) : 0);
+        bits = (uintptr_t)args->c | stride_bits(args->c_col, elem_bytes) |
+               (args->batch_ndim ? stride_bits(args->batch[0].c, elem_bytes) : 0);
     int64_t lines = rows ? args->m : args->n, length = rows ? args->n : args->m,
             step = rows ? args->c_row : args->c_col;
-    bool by_tma = length % 8 == 0 && alignment(bits) == 16 && (lines == 1 || (step > 0 && step < most)) &&
-                  (!args->batch_ndim || (args->batch[0].c > 0 && args->batch[0].c < most));
+    bool by_tma =
+        length * elem_bytes % ROW_ALIGN_BYTES == 0 && alignment(bits) == ROW_ALIGN_BYTES &&
+        (lines == 1 || (step > 0 && step < TMA_STRIDE_MAX)) &&
+        (!args->batch_ndim || (args->batch[0].c > 0 && args->batch[0].c < TMA_STRIDE_MAX)) &&
+        (plan->splits == 1 || (args->c_split < TMA_STRIDE_MAX && args->batch[0].size * plan->splits < INT32_MAX));
     return rows ? by_tma ? TCG_C_TMA_ROWS : TCG_C_STAGED_ROWS : by_tma ? TCG_C_TMA_COLUMNS : TCG_C_STAGED_COLUMNS;
 }
 
@@ -783,7 +936,7 @@ static int place_result(const struct job *job, const struct choice *choice, tcg_
     for (int d = 0; d < job->batch_ndim; d++)
         bits |= stride_bits(args->batch[d].c, elem_bytes);
     args->c_vec_bytes = col == 1 ? alignment(bits) : elem_bytes;
-    args->c_tma = families[plan->kernel->family].tma ? c_tma(plan, bits, elem_bytes) : TCG_C_DIRECT;
+    args->c_tma = plan->kernel->family == TCG_FAMILY_wgmma ? c_tma(plan, bits, elem_bytes) : TCG_C_DIRECT;
     return 0;
 }
 
@@ -811,6 +964,8 @@ static const char *explain(const struct job *job, const struct choice *choice, c
         return "the kernel that was asked for";
     if (options->family >= 0)
         return "the cheapest row of the family that was asked for";
+    if (choice->exception)
+        return "measured: the fastest row for this shape on this chip";
     if (kernel->order < 0)
         return "exact float32, any strides";
     if (missing)
@@ -857,7 +1012,9 @@ static int write_plan(const struct job *job, const tcg_plan_view *view, const st
         return too_large(err, "the number of tiles");
     plan->tiles = args->tiles = tiles;
     int cluster = cluster_blocks(kernel);
-    int64_t most = families[kernel->family].persistent ? (int64_t)view->sm_count * choice->row->occupancy : INT32_MAX;
+    int64_t most = families[kernel->family].persistent
+                       ? (int64_t)usable_sms(view->sm_count, kernel) * choice->row->occupancy
+                       : INT32_MAX;
     most = most >= cluster ? most / cluster : 1; /* clusters, or blocks */
     plan->grid = (uint32_t)((tiles < most ? tiles : most) * cluster);
     plan->raster_group = args->raster_group = raster_group(plan, job, view, choice->row->occupancy);

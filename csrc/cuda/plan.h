@@ -22,6 +22,7 @@ typedef struct tcg_candidate {
     double per_m, per_n, per_k; /* 1 / BLOCK_M, ... */
     double block_cycles;        /* one block, one BLOCK_K: arithmetic or shared memory, whichever is slower */
     double latency_cycles;      /* the least one BLOCK_K takes, however little there is to do */
+    double memory, tile_cycles; /* wgmma: see tuned.def */
 } tcg_candidate;
 
 enum { TCG_ANY_ORDER = TCG_ORDER_COUNT, TCG_BUCKETS = TCG_DTYPE_COUNT * (TCG_ORDER_COUNT + 1) * 2 };
@@ -32,6 +33,7 @@ typedef struct tcg_plan_view {
     double per_sm, per_l2_byte, per_dram_byte; /* 1 / SMs; cycles for a byte of one SM, of the device */
     bool util;                                 /* tcg_copy and tcg_reduce run there */
     bool tma;                                  /* and so does a family that takes tensor maps */
+    bool wgmma; /* which tma_mma is not chosen beside: it takes no more and is slower */
     int first[TCG_BUCKETS + 1];
     tcg_candidate rows[TCG_KERNEL_COUNT];
 } tcg_plan_view;

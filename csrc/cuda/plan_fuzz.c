@@ -255,11 +255,12 @@ static const char *tma_fault(const tcg_plan *plan) {
         (plan->splits > 1 && plan->kernel->cluster_k > 1))
         return "a block of the cluster without a part of K";
     bool rows = args->c_tma == TCG_C_TMA_ROWS;
+    int64_t whole = 16 / tcg_dtype_bytes[args->c_dtype]; /* elements that TMA writes at once */
     if ((rows || args->c_tma == TCG_C_TMA_COLUMNS) &&
-        (args->c_dtype == TCG_f32 || plan->splits > 1 || plan->kernel->cluster_k > 1 || (uintptr_t)args->c % 16 ||
-         (rows ? args->n : args->m) % 8 || (rows ? args->c_col : args->c_row) != 1 ||
-         (rows ? args->m > 1 && args->c_row % 8 : args->n > 1 && args->c_col % 8) ||
-         (args->batch_ndim && args->batch[0].c % 8)))
+        ((!rows && args->c_dtype == TCG_f32) || plan->kernel->cluster_k > 1 || (uintptr_t)args->c % 16 ||
+         (rows ? args->n : args->m) % whole || (rows ? args->c_col : args->c_row) != 1 ||
+         (rows ? args->m > 1 && args->c_row % whole : args->n > 1 && args->c_col % whole) ||
+         (args->batch_ndim && args->batch[0].c % whole) || (plan->splits > 1 && args->c_split % whole)))
         return "a result that TMA cannot write";
     return NULL;
 }
@@ -311,7 +312,7 @@ static const char *check_plan(const tcg_problem *problem, const tcg_device_props
     if (plan->grid < 1 || plan->grid > INT32_MAX || plan->grid % cluster ||
         (int64_t)plan->grid / cluster > plan->tiles)
         return "a wrong grid";
-    const char *fault = kernel->family == TCG_FAMILY_wgmma ? tma_fault(plan) : NULL;
+    const char *fault = tcg_family_tma[kernel->family] ? tma_fault(plan) : NULL;
     if (fault)
         return fault;
     if (plan->splits < 1 || plan->splits != args->splits || plan->k_per_split != args->k_per_split ||
@@ -358,14 +359,19 @@ static bool may_refuse(const tcg_problem *problem, const tcg_device_props *devic
     long double longest = (long double)problem->m + problem->n + problem->k;
     for (int i = 0; i < problem->batch_ndim; i++)
         longest *= problem->batch[i].size;
-    bool no_tma = problem->batch_ndim > 1 || longest >= 0x1p30L;
-    if (options->family == TCG_FAMILY_wgmma && (no_tma || problem->k == 0))
+    long double results = (long double)problem->m * problem->n;
+    for (int i = 0; i < problem->batch_ndim; i++)
+        results *= problem->batch[i].size;
+    const tcg_kernel *forced = tcg_kernel_at(options->kernel);
+    bool no_tma = problem->batch_ndim > 1 || longest >= 0x1p30L ||
+                  results >= 0x1p30L * (forced ? forced->block_m * forced->block_n : 1024);
+    if (options->family >= 0 && tcg_family_tma[options->family] && (no_tma || problem->k == 0))
         return true;
     if (options->kernel >= 0) {
         const tcg_kernel *kernel = tcg_kernel_at(options->kernel);
         if (options->batch_invariant && kernel->cluster_k > 1)
             return true;
-        if (kernel->family == TCG_FAMILY_wgmma && (no_tma || problem->k <= kernel->block_k * (kernel->cluster_k - 1)))
+        if (tcg_family_tma[kernel->family] && (no_tma || problem->k <= kernel->block_k * (kernel->cluster_k - 1)))
             return true;
         return kernel->in_dtype != problem->in_dtype || tcg_kernel_runs(kernel, device->cc) == TCG_RUNS_NOT ||
                kernel->smem_bytes > device->smem_block_bytes;

@@ -5,7 +5,13 @@
 #include <string.h>
 
 const char *const tcg_family_names[TCG_FAMILY_COUNT] = {
-#define X(name, cc) [TCG_FAMILY_##name] = #name,
+#define X(name, tma) [TCG_FAMILY_##name] = #name,
+    TCG_FAMILIES(X)
+#undef X
+};
+
+const bool tcg_family_tma[TCG_FAMILY_COUNT] = {
+#define X(name, tma) [TCG_FAMILY_##name] = tma,
     TCG_FAMILIES(X)
 #undef X
 };
@@ -28,88 +34,81 @@ const char *const tcg_order_names[TCG_ORDER_COUNT] = {
 #undef X
 };
 
+#define TEXT_(name) #name
+#define TEXT(name) TEXT_(name)
+#define PLACE_(name) PLACE_##name
+#define PLACE(name) PLACE_(name)
+
 /* Places in the registry are lines of this enum, so that a row can name its own. */
-#define PLACE_SIMT(in, BM, BN, BK) PLACE_simt_##in##_##BM##_##BN##_##BK
-#define PLACE_MMA(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN) \
-    PLACE_mma_##in##_##order##_##BM##_##BN##_##BK##_##WM##_##WN##_##STAGES##_##ALIGN
-
-#define PLACE_WGMMA(in, order, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK) \
-    PLACE_wgmma_##in##_##order##_##BM##_##BN##_##BK##_##STAGES##_##WGS##_##SCHEDULE##_##CM##_##CN##_##CK
-
 enum {
-#define TCG_SIMT(in, BM, BN, BK) PLACE_SIMT(in, BM, BN, BK),
+#define TCG_SIMT(...) PLACE(TCG_SIMT_NAME(__VA_ARGS__)),
 #define TCG_MMA(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN, PTX) \
-    PLACE_MMA(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN),
+    PLACE(TCG_MMA_NAME(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN)),
+#define TCG_WMMA_NAIVE(...) PLACE(TCG_WARPS_NAME(wmma_naive_sm80, __VA_ARGS__)),
+#define TCG_WMMA(...) PLACE(TCG_WARPS_NAME(wmma_sm80, __VA_ARGS__)),
+#define TCG_MMA_NAIVE(...) PLACE(TCG_WARPS_NAME(mma_naive_sm80, __VA_ARGS__)),
+#define TCG_TMA_MMA(...) PLACE(TCG_WARPS_NAME(tma_mma_sm90, __VA_ARGS__)),
 #define TCG_WGMMA(in, order, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK, C_BOXES) \
-    PLACE_WGMMA(in, order, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK),
+    PLACE(TCG_WGMMA_NAME(in, order, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK)),
 #include "../../kernels/table.def"
 };
 
-#define TEXT_(name) #name
-#define TEXT(name) TEXT_(name)
 #define PINGPONG_coop false
 #define PINGPONG_pingpong true
 #define PTX_IMAGE_0(in) -1
 #define PTX_IMAGE_1(in) TCG_IMAGE_mma_ptx_##in
 
+/* What every family's rows say. */
+#define ROW(name_, family_, in, order_, BM, BN, BK, STAGES)                                                          \
+    .name = TEXT(name_), .index = PLACE(name_), .image = TCG_IMAGE_##family_##_##in, .family = TCG_FAMILY_##family_, \
+    .in_dtype = TCG_##in, .order = order_, .block_m = BM, .block_n = BN, .block_k = BK, .stages = STAGES
+
+#define NO_CLUSTER .cluster_m = 1, .cluster_n = 1, .cluster_k = 1
+
+/* Families made of WM x WN warps that each own a part of the tile. */
+#define WARPS_ROW(FAMILY, sm, family_, in, order_, BM, BN, BK, WM, WN, STAGES)                                      \
+    {ROW(TCG_WARPS_NAME(family_##_##sm, in, order_, BM, BN, BK, WM, WN, STAGES), family_, in, TCG_##order_, BM, BN, \
+         BK, STAGES),                                                                                               \
+     NO_CLUSTER,                                                                                                    \
+     .ptx_image = -1,                                                                                               \
+     .warps_m = WM,                                                                                                 \
+     .warps_n = WN,                                                                                                 \
+     .align_bytes = 16,                                                                                             \
+     .threads = FAMILY##_THREADS(BM, BN, WM, WN),                                                                           \
+     .smem_bytes = FAMILY##_SMEM(BM, BN, BK, WM, WN, STAGES, TCG_##order_)},
+
 static const tcg_kernel kernels[TCG_KERNEL_COUNT] = {
 /* simt's own image holds its PTX. Operands need their element's alignment and no more. */
-#define TCG_SIMT(in, BM, BN, BK)                           \
-    {.name = "tcg_simt_sm80_" #in "_" #BM "x" #BN "x" #BK, \
-     .index = PLACE_SIMT(in, BM, BN, BK),                  \
-     .image = TCG_IMAGE_simt_##in,                         \
-     .ptx_image = TCG_IMAGE_simt_##in,                     \
-     .family = TCG_FAMILY_simt,                            \
-     .in_dtype = TCG_##in,                                 \
-     .order = -1,                                          \
-     .block_m = BM,                                        \
-     .block_n = BN,                                        \
-     .block_k = BK,                                        \
-     .stages = 1,                                          \
-     .cluster_m = 1,                                       \
-     .cluster_n = 1,                                       \
-     .cluster_k = 1,                                       \
-     .align_bytes = 4,                                     \
-     .threads = TCG_SIMT_THREADS,                          \
+#define TCG_SIMT(in, BM, BN, BK)                                      \
+    {ROW(TCG_SIMT_NAME(in, BM, BN, BK), simt, in, -1, BM, BN, BK, 1), \
+     NO_CLUSTER,                                                      \
+     .ptx_image = TCG_IMAGE_simt_##in,                                \
+     .align_bytes = 4,                                                \
+     .threads = TCG_SIMT_THREADS,                                     \
      .smem_bytes = TCG_SIMT_SMEM},
-#define TCG_MMA(in, order_, BM, BN, BK, WM, WN, STAGES, ALIGN, PTX)                                             \
-    {.name = "tcg_mma_sm80_" #in "_" #order_ "_" #BM "x" #BN "x" #BK "_w" #WM "x" #WN "_s" #STAGES "_a" #ALIGN, \
-     .index = PLACE_MMA(in, order_, BM, BN, BK, WM, WN, STAGES, ALIGN),                                         \
-     .image = TCG_IMAGE_mma_##in,                                                                               \
-     .ptx_image = PTX_IMAGE_##PTX(in),                                                                          \
-     .family = TCG_FAMILY_mma,                                                                                  \
-     .in_dtype = TCG_##in,                                                                                      \
-     .order = TCG_##order_,                                                                                     \
-     .block_m = BM,                                                                                             \
-     .block_n = BN,                                                                                             \
-     .block_k = BK,                                                                                             \
-     .stages = STAGES,                                                                                          \
-     .warps_m = WM,                                                                                             \
-     .warps_n = WN,                                                                                             \
-     .cluster_m = 1,                                                                                            \
-     .cluster_n = 1,                                                                                            \
-     .cluster_k = 1,                                                                                            \
-     .align_bytes = ALIGN,                                                                                      \
-     .threads = TCG_MMA_THREADS(WM, WN),                                                                        \
+#define TCG_MMA(in, order_, BM, BN, BK, WM, WN, STAGES, ALIGN, PTX)                                               \
+    {ROW(TCG_MMA_NAME(in, order_, BM, BN, BK, WM, WN, STAGES, ALIGN), mma, in, TCG_##order_, BM, BN, BK, STAGES), \
+     NO_CLUSTER,                                                                                                  \
+     .ptx_image = PTX_IMAGE_##PTX(in),                                                                            \
+     .warps_m = WM,                                                                                               \
+     .warps_n = WN,                                                                                               \
+     .align_bytes = ALIGN,                                                                                        \
+     .threads = TCG_MMA_THREADS(WM, WN),                                                                          \
      .smem_bytes = TCG_MMA_SMEM(BM, BN, BK, STAGES)},
-#define TCG_WGMMA(in, order_, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK, C_BOXES)         \
-    {.name = TEXT(TCG_WGMMA_NAME(in, order_, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK)), \
-     .index = PLACE_WGMMA(in, order_, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK),         \
-     .image = TCG_IMAGE_wgmma_##in,                                                           \
-     .ptx_image = -1,                                                                         \
-     .family = TCG_FAMILY_wgmma,                                                              \
-     .in_dtype = TCG_##in,                                                                    \
-     .order = TCG_##order_,                                                                   \
-     .block_m = BM,                                                                           \
-     .block_n = BN,                                                                           \
-     .block_k = BK,                                                                           \
-     .stages = STAGES,                                                                        \
-     .cluster_m = CM,                                                                         \
-     .cluster_n = CN,                                                                         \
-     .cluster_k = CK,                                                                         \
-     .pingpong = PINGPONG_##SCHEDULE,                                                         \
-     .align_bytes = 16,                                                                       \
-     .threads = TCG_WGMMA_THREADS(WGS),                                                       \
+#define TCG_WMMA_NAIVE(...) WARPS_ROW(TCG_WMMA_NAIVE, sm80, wmma_naive, __VA_ARGS__)
+#define TCG_WMMA(...) WARPS_ROW(TCG_WMMA, sm80, wmma, __VA_ARGS__)
+#define TCG_MMA_NAIVE(...) WARPS_ROW(TCG_MMA_NAIVE, sm80, mma_naive, __VA_ARGS__)
+#define TCG_TMA_MMA(...) WARPS_ROW(TCG_TMA_MMA, sm90, tma_mma, __VA_ARGS__)
+#define TCG_WGMMA(in, order_, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK, C_BOXES)                                \
+    {ROW(TCG_WGMMA_NAME(in, order_, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK), wgmma, in, TCG_##order_, BM, BN, \
+         BK, STAGES),                                                                                                \
+     .ptx_image = -1,                                                                                                \
+     .cluster_m = CM,                                                                                                \
+     .cluster_n = CN,                                                                                                \
+     .cluster_k = CK,                                                                                                \
+     .pingpong = PINGPONG_##SCHEDULE,                                                                                \
+     .align_bytes = 16,                                                                                              \
+     .threads = TCG_WGMMA_THREADS(WGS),                                                                              \
      .smem_bytes = TCG_WGMMA_SMEM(BM, BN, BK, STAGES, WGS, CK, C_BOXES, TCG_##order_ & 1)},
 #include "../../kernels/table.def"
 };

@@ -8,6 +8,10 @@
 enum {
 #define TCG_SIMT(...) +1
 #define TCG_MMA(...) +1
+#define TCG_WMMA_NAIVE(...) +1
+#define TCG_WMMA(...) +1
+#define TCG_MMA_NAIVE(...) +1
+#define TCG_TMA_MMA(...) +1
 #define TCG_WGMMA(...) +1
     TCG_KERNEL_COUNT = 0
 #include "../../kernels/table.def"

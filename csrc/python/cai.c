@@ -1,6 +1,8 @@
-/* __cuda_array_interface__, versions 2 and 3. The object itself owns the memory: there is nothing to give back. */
+/* __cuda_array_interface__, versions 2 and 3, and CuPy's arrays by their own attributes. The object itself owns the
+ * memory: there is nothing to give back. */
 #include "tensor.h"
 
+#include <limits.h>
 #include <string.h>
 
 /* A borrowed entry of the dict; NULL without an exception when it is missing or None. */
@@ -94,6 +96,23 @@ static int read_sizes(const tcg_tensor *tensor, PyObject *tuple, const char *wha
             return -1;
     }
     *count = (int)length;
+    return 0;
+}
+
+/* Strides in bytes, as read, into elements. */
+static int strides_to_elements(tcg_tensor *tensor, int64_t item_bytes) {
+    for (int i = 0; i < tensor->ndim; i++) {
+        if (tensor->dtype < 0 || tensor->shape[i] < 2) {
+            tensor->strides[i] = 0; /* no element is ever reached by it */
+            continue;
+        }
+        if (tensor->strides[i] % item_bytes) {
+            PyErr_Format(PyExc_ValueError, "%s: a stride of %lld bytes is no multiple of the element's %lld",
+                         tensor->name, (long long)tensor->strides[i], (long long)item_bytes);
+            return -1;
+        }
+        tensor->strides[i] /= item_bytes;
+    }
     return 0;
 }
 
@@ -207,27 +226,64 @@ int tcg_interface_locate(tcg_state *state, tcg_tensor *tensor) {
             goto done;
         strides = numba_strides;
     }
-    if (strides) {
-        if (read_sizes(tensor, strides, "strides", &ndim, tensor->strides))
-            goto done;
-        for (int i = 0; i < ndim; i++) {
-            if (tensor->dtype < 0 || tensor->shape[i] < 2) {
-                tensor->strides[i] = 0; /* no element is ever reached by it */
-                continue;
-            }
-            if (tensor->strides[i] % item_bytes) {
-                PyErr_Format(PyExc_ValueError, "%s: a stride of %lld bytes is no multiple of the element's %lld",
-                             tensor->name, (long long)tensor->strides[i], (long long)item_bytes);
-                goto done;
-            }
-            tensor->strides[i] /= item_bytes;
-        }
-    }
+    if (strides &&
+        (read_sizes(tensor, strides, "strides", &ndim, tensor->strides) || strides_to_elements(tensor, item_bytes)))
+        goto done;
     if (PyErr_Occurred() || tcg_tensor_layout(tensor, strides != NULL) || find_device(state, tensor))
         goto done;
     failed = 0;
 done:
     Py_XDECREF(numba_strides);
     Py_DECREF(interface);
+    return failed;
+}
+
+int tcg_cupy_locate(tcg_state *state, tcg_tensor *tensor) {
+    PyObject *memory = PyObject_GetAttr(tensor->object, state->str_data), *pointer = NULL, *device = NULL,
+             *shape = NULL, *strides = NULL, *dtype = NULL;
+    uintptr_t address;
+    int64_t ordinal;
+    int failed = -1, ndim = -1;
+    if (!memory || !(pointer = PyObject_GetAttr(memory, state->str_ptr)) ||
+        !(device = PyObject_GetAttr(memory, state->str_device_id)) ||
+        !(shape = PyObject_GetAttr(tensor->object, state->str_shape)) ||
+        !(strides = PyObject_GetAttr(tensor->object, state->str_strides)) ||
+        !(dtype = PyObject_GetAttr(tensor->object, state->str_dtype)))
+        goto done;
+    if (tcg_read_address(tensor->name, "the array's pointer", pointer, &address) ||
+        tcg_read_int(tensor->name, "the array's device", device, &ordinal) ||
+        tcg_numpy_read_dtype(state, dtype, tensor) || read_sizes(tensor, shape, "shape", &ndim, tensor->shape))
+        goto done;
+    tensor->data = (char *)address;
+    tensor->ndim = ndim;
+    if (read_sizes(tensor, strides, "strides", &ndim, tensor->strides) ||
+        strides_to_elements(tensor, tensor->dtype < 0 ? 1 : tcg_dtype_bytes[tensor->dtype]) ||
+        tcg_tensor_layout(tensor, true))
+        goto done;
+    if (ordinal < 0 || ordinal >= INT_MAX) {
+        failed = find_device(state, tensor);
+    } else {
+        tensor->device = (int)ordinal;
+        failed = 0;
+    }
+done:
+    Py_XDECREF(memory);
+    Py_XDECREF(pointer);
+    Py_XDECREF(device);
+    Py_XDECREF(shape);
+    Py_XDECREF(strides);
+    Py_XDECREF(dtype);
+    return failed;
+}
+
+int tcg_cupy_stream(tcg_state *state, uintptr_t *stream) {
+    PyObject *get = TCG_CACHED(&state->cupy_get_current_stream, "cupy.cuda", state->str_get_current_stream);
+    PyObject *object = get ? PyObject_CallNoArgs(get) : NULL;
+    PyObject *number = object ? PyObject_GetAttr(object, state->str_ptr) : NULL;
+    int failed = !number || tcg_read_address("stream", "CuPy's current stream", number, stream) ? -1 : 0;
+    if (!failed && *stream == 0)
+        *stream = TCG_STREAM_LEGACY;
+    Py_XDECREF(object);
+    Py_XDECREF(number);
     return failed;
 }

@@ -235,6 +235,8 @@ static int find_device(call *c) {
 static int find_operand_stream(call *c, tcg_tensor *t) {
     if (t->type->framework == c->a.type->framework && t->type->framework != TCG_FRAMEWORK_NONE && !c->has_stream)
         t->stream = 0; /* the framework's current stream, as for a */
+    else if (t->type->protocol == TCG_PROTOCOL_CUPY)
+        return tcg_cupy_stream(c->state, &t->stream);
     else if (t->type->protocol == TCG_PROTOCOL_EXCHANGE && t->type->api != c->a.type->api && !c->has_stream)
         return tcg_exchange_stream(t->type->api, c->device, &t->stream);
     return 0;
@@ -265,6 +267,8 @@ static int acquire(call *c) {
         c->a.stream = 0;
     } else {
         c->must_enter = c->stream != stream;
+        if (c->a.type->protocol == TCG_PROTOCOL_CUPY)
+            c->a.stream = stream;
     }
     for (int i = 0; i < count; i++) {
         tcg_tensor *t = tensors[i];

@@ -177,8 +177,8 @@ int tcg_exchange_stream(const DLPackExchangeAPI *api, int device, uintptr_t *str
     return 0;
 }
 
-/* What the exchange does not say of a torch tensor: that autograd follows it, or that its values are negated. */
-static int check_torch(tcg_state *state, tcg_tensor *tensor) {
+/* What the exchange does not say of a torch tensor: that autograd follows it; and that its values are negated. */
+static int check_grad(tcg_state *state, const tcg_tensor *tensor) {
     const tcg_type *type = tensor->type;
     PyObject *flag = type->requires_grad ? type->requires_grad->get(tensor->object, type->requires_grad->closure)
                                          : PyObject_GetAttr(tensor->object, state->str_requires_grad);
@@ -200,8 +200,13 @@ static int check_torch(tcg_state *state, tcg_tensor *tensor) {
             return -1;
         }
     }
-    flag = type->is_neg ? type->is_neg(tensor->object, NULL)
-                        : PyObject_CallMethodNoArgs(tensor->object, state->str_is_neg);
+    return 0;
+}
+
+static int check_negative(tcg_state *state, const tcg_tensor *tensor) {
+    const tcg_type *type = tensor->type;
+    PyObject *flag = type->is_neg ? type->is_neg(tensor->object, NULL)
+                                  : PyObject_CallMethodNoArgs(tensor->object, state->str_is_neg);
     if (!flag)
         return tcg_refuse(tensor, "torch gives no access to this tensor");
     Py_DECREF(flag);
@@ -221,7 +226,8 @@ int tcg_exchange_locate(tcg_state *state, tcg_tensor *tensor) {
     DLTensor dl;
 
     /* First: a subclass may run Python code here, and the view below is good only until something else runs. */
-    if (torch && check_torch(state, tensor))
+    const bool plain = torch && tensor->type->plain && tensor->type->is_neg;
+    if (torch && (check_grad(state, tensor) || (!plain && check_negative(state, tensor))))
         return -1;
     if (api->dltensor_from_py_object_no_sync)
         failed = api->dltensor_from_py_object_no_sync(tensor->object, &dl);
@@ -235,6 +241,9 @@ int tcg_exchange_locate(tcg_state *state, tcg_tensor *tensor) {
     failed = tensor->versioned ? from_versioned(tensor) : tcg_tensor_from_dl(tensor, &dl, 0);
     if (failed && torch && !tensor->data && PyErr_ExceptionMatches(PyExc_ValueError))
         PyErr_Format(PyExc_TypeError, "%s: %s: it is traced or functional", tensor->name, NO_PLAIN_MEMORY);
+    /* The negative bit is an imaginary part's: there is no complex type of bfloat16. Asking drops the GIL. */
+    if (!failed && plain && tensor->dtype != TCG_bf16)
+        failed = check_negative(state, tensor);
     return failed;
 }
 
@@ -342,7 +351,7 @@ int tcg_dlpack_finish(tcg_state *state, tcg_tensor *tensor, uintptr_t stream) {
 
     tensor->pending = false;
     if (torch) {
-        if (check_torch(state, tensor))
+        if (check_grad(state, tensor) || check_negative(state, tensor))
             goto done;
         PyObject *detached = PyObject_CallMethodNoArgs(producer, state->str_detach);
         if (!detached)

@@ -93,6 +93,15 @@ static int name_dtype(tcg_tensor *tensor, PyArray_Descr *descr) {
     return text ? 0 : -1;
 }
 
+int tcg_numpy_read_dtype(tcg_state *state, PyObject *dtype, tcg_tensor *tensor) {
+    if (!PyArray_DescrCheck(dtype)) {
+        PyErr_Format(PyExc_TypeError, "%s: the dtype is %R; expected a NumPy dtype", tensor->name, dtype);
+        return -1;
+    }
+    PyArray_Descr *descr = (PyArray_Descr *)dtype;
+    return read_dtype(state, descr, &tensor->dtype) || (tensor->dtype < 0 && name_dtype(tensor, descr)) ? -1 : 0;
+}
+
 /* False for fields of records, say, whose strides need be no multiple of the element. Strides that lead to no element
  * do not count. */
 static bool strides_are_elements(const PyArrayObject *array, int64_t bytes) {

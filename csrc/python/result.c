@@ -125,13 +125,10 @@ int tcg_framework_stream(tcg_state *state, const tcg_tensor *a, int device, cons
         get = TCG_CACHED(&state->torch_raw_stream, "torch", state->str__C, state->str__cuda_getCurrentRawStream);
         number = get && argument ? PyObject_CallOneArg(get, argument) : NULL;
         Py_XDECREF(argument);
-    } else if (a->type->framework == TCG_FRAMEWORK_CUPY && current->count) {
+    } else if (a->type->framework == TCG_FRAMEWORK_CUPY &&
+               (a->type->protocol == TCG_PROTOCOL_CUPY || current->count)) {
         /* What the interface told is the current stream of the device that was current then. */
-        PyObject *cuda = PyImport_ImportModule("cupy.cuda");
-        PyObject *object = cuda ? PyObject_CallMethod(cuda, "get_current_stream", NULL) : NULL;
-        number = object ? PyObject_GetAttr(object, state->str_ptr) : NULL;
-        Py_XDECREF(cuda);
-        Py_XDECREF(object);
+        return tcg_cupy_stream(state, stream);
     } else {
         return 0;
     }
@@ -246,11 +243,11 @@ static PyObject *array_dtype(tcg_state *state, const tcg_tensor *a, int dtype) {
 
 static int cupy_result(tcg_state *state, PyObject *dtype, int ndim, const int64_t *shape, void **data,
                        PyObject **result) {
-    PyObject *empty = TCG_CACHED(&state->cupy_empty, "cupy", state->str_empty);
-    PyObject *size = empty ? tcg_shape_tuple(ndim, shape) : NULL;
+    PyObject *ndarray = TCG_CACHED(&state->cupy_ndarray, "cupy", state->str_ndarray);
+    PyObject *size = ndarray ? tcg_shape_tuple(ndim, shape) : NULL;
     if (size && dtype) {
         PyObject *arguments[] = {size, dtype};
-        *result = PyObject_Vectorcall(empty, arguments, 2, NULL);
+        *result = PyObject_Vectorcall(ndarray, arguments, 2, NULL);
     }
     Py_XDECREF(size);
     return *result ? cupy_pointer(state, *result, data) : -1;

@@ -325,7 +325,10 @@ static int classify(tcg_state *state, tcg_tensor *tensor, tcg_type *entry, bool 
         else if (any_base_from(state, type, "numba") || any_base_from(state, type, "numba_cuda"))
             entry->framework = TCG_FRAMEWORK_NUMBA;
         if (entry->framework == TCG_FRAMEWORK_CUPY || entry->framework == TCG_FRAMEWORK_NUMBA) {
-            entry->protocol = TCG_PROTOCOL_INTERFACE;
+            entry->protocol =
+                entry->framework == TCG_FRAMEWORK_CUPY && is_class(type, "cupy", state->str_ndarray, false)
+                    ? TCG_PROTOCOL_CUPY
+                    : TCG_PROTOCOL_INTERFACE;
             return 0;
         }
     }
@@ -406,6 +409,8 @@ int tcg_tensor_locate(tcg_state *state, tcg_tensor *tensor) {
         return tcg_numpy_locate(state, tensor);
     case TCG_PROTOCOL_INTERFACE:
         return tcg_interface_locate(state, tensor);
+    case TCG_PROTOCOL_CUPY:
+        return tcg_cupy_locate(state, tensor);
     case TCG_PROTOCOL_DLPACK:
         return tcg_dlpack_locate(state, tensor);
     case TCG_PROTOCOL_CAPSULE:

@@ -12,19 +12,34 @@ static __device__ __forceinline__ uint32_t cluster_ctarank() {
 static __device__ __forceinline__ void barrier_cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 static __device__ __forceinline__ void barrier_cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// Writes to the same shared-memory offset in block `rank` of the cluster.
-static __device__ __forceinline__ void st_shared_cluster(uint32_t address, uint32_t rank, float value) {
+// Writes 16 bytes to the same shared-memory offset in block `rank` of the cluster and counts them on the mbarrier of that
+// offset there, without waiting (PTX ISA, "st.async").
+static __device__ __forceinline__ void st_async_v4(uint32_t address, uint32_t rank, uint32_t barrier, const float *values) {
     asm volatile(
         "{\n"
-        ".reg .b32 remote;\n"
+        ".reg .b32 remote, remote_barrier;\n"
         "mapa.shared::cluster.u32 remote, %0, %1;\n"
-        "st.shared::cluster.f32 [remote], %2;\n"
+        "mapa.shared::cluster.u32 remote_barrier, %2, %1;\n"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [remote], {%3, %4, %5, %6}, [remote_barrier];\n"
         "}" ::"r"(address),
-        "r"(rank), "f"(value)
+        "r"(rank), "r"(barrier), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3])
         : "memory");
 }
 
-static __device__ __forceinline__ float ld_shared(uint32_t address) {
+static __device__ __forceinline__ float4 ld_shared_v4(uint32_t address) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ void st_shared_v2(uint32_t address, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
+static __device__ __forceinline__ float ld_shared_f32(uint32_t address) {
     float value;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
     return value;

@@ -70,3 +70,18 @@ static __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, u
         "r"(parity)
         : "memory");
 }
+
+// Whether the phase of that parity is complete now, without waiting for it.
+static __device__ __forceinline__ bool mbarrier_test_wait(uint32_t barrier, uint32_t parity) {
+    uint32_t done;
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done;\n"
+        "}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return done;
+}

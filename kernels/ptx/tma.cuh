@@ -16,6 +16,16 @@ static __device__ __forceinline__ void cp_async_bulk_tensor_3d(uint32_t dst, con
         : "memory");
 }
 
+// The same, to this block's shared memory by the .shared::cta form (PTX ISA 8.6): sm_120 code for the other form also
+// holds a path for the memory of other blocks, with a call and a stack.
+static __device__ __forceinline__ void cp_async_bulk_tensor_3d_shared_cta(uint32_t dst, const void *map, int32_t x, int32_t y,
+                                                                          int32_t z, uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(dst),
+        "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+        : "memory");
+}
+
 // The same box to the same offset in every block of `mask`; each block's barrier of that offset is signalled.
 static __device__ __forceinline__ void cp_async_bulk_tensor_3d_multicast(uint32_t dst, const void *map, int32_t x, int32_t y,
                                                                   int32_t z, uint32_t barrier, uint16_t mask) {
