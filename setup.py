@@ -34,7 +34,9 @@ def numpy_include():
         found = numpy.__version__
         if int(found.split(".")[0]) >= 2:
             return numpy.get_include()
-    raise toolkit.BuildError(f"tcgemm: expected NumPy 2 or newer for its headers, found {found}: pip install -U numpy")
+    raise toolkit.BuildError(
+        f"tcgemm: expected NumPy 2 or newer for its headers, found {found}: pip install -U numpy"
+    )
 
 
 class BuildWithKernels(build_ext):

@@ -1,6 +1,7 @@
-/* Runs kernels/*.cu on the host, one thread of a block after the other, and records what they do to shared memory. The
- * text is the kernels' own but for inline PTX, which test_banks.py takes out, putting calls of the functions below in
- * its place: so what a thread computes is meaningless, and every address is right. TCG_SOURCE names the kernel file. */
+/* Runs kernels/*.cu on the host, one thread of a block after the other, and records what they do to shared memory.
+ * The text is the kernels' own but for inline PTX, which test_banks.py takes out, putting calls of the functions
+ * below in its place: so what a thread computes is meaningless, and every address is right. TCG_SOURCE names the
+ * kernel file. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -34,8 +35,9 @@ static inline size_t __cvta_generic_to_shared(const void *pointer) {
 
 enum kind { LDMATRIX, LDMATRIX_TRANS, STMATRIX, COPY_IN, COPY_OUT, WMMA_LOAD, MMA };
 
-/* One instruction of one thread. COPY_*: 16 bytes. WMMA_LOAD: extra[0] is the pitch in elements. MMA: extra is where the
- * six operand registers came from, 4 * (which ldmatrix of the thread) + register; value is the accumulators' address. */
+/* One instruction of one thread. COPY_*: 16 bytes. WMMA_LOAD: extra[0] is the pitch in elements. MMA: extra is
+ * where the six operand registers came from, 4 * (which ldmatrix of the thread) + register; value is the
+ * accumulators' address. */
 struct access {
     int32_t kind, thread;
     int64_t value;

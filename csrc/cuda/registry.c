@@ -74,7 +74,7 @@ enum {
      .warps_m = WM,                                                                                                 \
      .warps_n = WN,                                                                                                 \
      .align_bytes = 16,                                                                                             \
-     .threads = FAMILY##_THREADS(BM, BN, WM, WN),                                                                           \
+     .threads = FAMILY##_THREADS(BM, BN, WM, WN),                                                                   \
      .smem_bytes = FAMILY##_SMEM(BM, BN, BK, WM, WN, STAGES, TCG_##order_)},
 
 static const tcg_kernel kernels[TCG_KERNEL_COUNT] = {
