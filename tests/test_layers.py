@@ -116,9 +116,9 @@ def test_the_version_has_one_home():
     assert importlib.metadata.version("tcgemm") == tcgemm.__version__
     homes = [ROOT / name for name in ("setup.py", "pyproject.toml", "README.md")]
     homes += [*ROOT.glob("csrc/**/*.[ch]"), *PACKAGE.glob("*.py*")]
-    holders = [
-        path.name for path in homes if re.search(rf"(?<![\d.]){re.escape(tcgemm.__version__)}\b", path.read_text())
-    ]
+    version = re.compile(rf"(?<![\d.]){re.escape(tcgemm.__version__)}\b")
+    # README's <sub> lines say what was measured, and with which version.
+    holders = [path.name for path in homes if version.search(re.sub(r"<sub>.*?</sub>", "", path.read_text()))]
     assert holders == ["__init__.py"]
 
 
