@@ -228,7 +228,8 @@ def _used_macros(header: str, others: str) -> str:
         if name in macros and name not in kept:
             kept.add(name)
             waiting += re.findall(r"\bTCG_\w+\b", macros[name])
-    return "\n".join(line for line in lines if line in rest or any(macros[name] == line for name in kept))
+    unused = {line for name, line in macros.items() if name not in kept}
+    return "\n".join(line for line in lines if line not in unused)
 
 
 def _resources(log: str) -> dict[str, dict[str, int]]:
