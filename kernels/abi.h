@@ -23,6 +23,7 @@ enum {
 #define TCG_ORDERS(X) X(nn) X(nt) X(tn) X(tt)
 
 enum {
+    TCG_any = -1, /* kernels of no order: any strides */
 #define X(order) TCG_##order,
     TCG_ORDERS(X)
 #undef X
@@ -87,6 +88,13 @@ typedef struct tcg_divisor {
     uint32_t by, multiplier, shift;
 } tcg_divisor;
 
+/* From when on wgmma lets the next kernel's blocks take the place of its own. Where a grid leaves SMs free, blocks that
+ * come early settle there and crowd some parts of the chip: 96 of 132 SMs then stream weights 10 % slower. */
+enum tcg_hand_over {
+    TCG_AFTER_LOADS,    /* the last ones are issued */
+    TCG_AFTER_PRODUCTS, /* the last main loop has ended */
+};
+
 /* What a TMA family's block reads first: 32-bit, in one or two lines of the constant cache, which is cold at a kernel's
  * start. The walk over tiles is place_tile's (schedule.cuh). */
 typedef struct tcg_tma_walk {
@@ -102,6 +110,7 @@ typedef struct tcg_tma_walk {
     tcg_divisor splits;
     int16_t a_batched, b_batched; /* 0 where the operand is broadcast */
     int16_t c_tma, c_dtype;
+    int32_t hands_over; /* one of tcg_hand_over */
 } tcg_tma_walk;
 
 /* What the TMA-fed families take, as one __grid_constant__ parameter. Maps have rank 3: the unit-stride axis, the
@@ -114,22 +123,35 @@ typedef struct tcg_tma_args {
     tcg_gemm_args gemm;
 } tcg_tma_args;
 
-/* tcg_copy: dst[batch][row][col] (packed, col contiguous, dst_row elements a row) = src[batch][row][col].
- * Columns cols .. dst_row-1 are written as zero. batch[].a is src's stride, batch[].c dst's. */
-typedef struct tcg_copy_args {
+/* One operand that tcg_copy packs: dst[batch][row][col] (packed, col contiguous, dst_row elements a row; dst and all rows
+ * start at multiples of 16 bytes) = src[batch][row][col]. Columns cols .. dst_row-1 are written as zero. batch[].a is
+ * src's stride. */
+typedef struct tcg_copy_job {
     const void *src;
     void *dst;
     int64_t rows, cols;
     int64_t src_row, src_col;
     int64_t dst_row;
     int64_t batches;
-    int32_t elem_bytes; /* 2 or 4 */
+    uint32_t blocks; /* of the grid */
     int32_t batch_ndim;
+    /* 1: source rows are contiguous, there is one batch axis at most, and dst is written in pieces of 16 bytes: thread i of the job's writes i, i + step, ...,
+     * where step = blocks * TCG_COPY_THREADS is below 2^30, as are a row's pieces and the rows of all entries. */
+    int32_t by_pieces;
+    int32_t step_entry, step_row, step_piece; /* step as whole entries, rows of the rest, and pieces of the rest */
+    tcg_divisor row_pieces, entry_rows;
     tcg_batch_dim batch[TCG_MAX_BATCH_DIMS];
+} tcg_copy_job;
+
+/* tcg_copy: the grid's first blocks are those of the first job, the others the second's, which may have none. */
+typedef struct tcg_copy_args {
+    tcg_copy_job job[2];
+    int32_t elem_bytes; /* 2 or 4 */
+    int32_t reserved;
 } tcg_copy_args;
 
-/* tcg_reduce: C = sum of the fp32 partials in order of split, one rounding. Partials are packed
- * [split][batch][m][n]; a batch's axes are those of C in batch[].c. */
+/* tcg_reduce: C = sum of the fp32 partials in an order that the number of splits alone decides, one rounding. Partials are
+ * packed [split][batch][m][n] from a multiple of 16 bytes on; batch[].a is C's stride. */
 typedef struct tcg_reduce_args {
     const float *partials;
     void *c;
@@ -140,12 +162,20 @@ typedef struct tcg_reduce_args {
     int32_t splits;
     int32_t c_dtype;
     int32_t batch_ndim;
-    int32_t reserved;
+    int16_t c_together; /* 1: c_col is 1, and C's rows start at multiples of four elements */
+    int16_t shared;     /* 1: TCG_REDUCE_PARTS threads a sum; the result is the same */
     tcg_batch_dim batch[TCG_MAX_BATCH_DIMS];
 } tcg_reduce_args;
 
-#define TCG_COPY_THREADS 256
-#define TCG_REDUCE_THREADS 256
+#define TCG_COPY_THREADS_LOG2 8
+#define TCG_COPY_THREADS (1 << TCG_COPY_THREADS_LOG2)
+#define TCG_COPY_BLOCKS 4 /* that fit an SM */
+#define TCG_COPY_DEPTH 2  /* pieces of 16 bytes that a thread has on the way at once */
+#define TCG_REDUCE_THREADS_LOG2 8
+#define TCG_REDUCE_THREADS (1 << TCG_REDUCE_THREADS_LOG2)
+#define TCG_REDUCE_BLOCKS 3 /* that fit an SM */
+#define TCG_REDUCE_PARTS_LOG2 3 /* of a sum; as many threads can share it */
+#define TCG_REDUCE_PARTS (1 << TCG_REDUCE_PARTS_LOG2)
 
 /* By family: a row's kernel, threads a block, dynamic shared memory in bytes. */
 #define TCG_MMA_NAME(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN) \
@@ -154,16 +184,17 @@ typedef struct tcg_reduce_args {
 #define TCG_MMA_SMEM(bm, bn, bk, stages) (((bm) + (bn)) * (bk) * 2 * (stages))
 
 /* wgmma: boxes are 64 elements wide (128 bytes, the swizzle's span), so an MN-major tile is rounded up to that. wgs
- * consumer warpgroups and one for the producer. C goes through c_boxes boxes a consumer warpgroup; where a cluster of ck
- * blocks splits K, the others' sums come in: each block adds up a share of the tile, in fours a thread. */
+ * consumer warpgroups and one for the producer. C goes through c_boxes boxes a consumer warpgroup. Where a cluster of ck
+ * blocks splits K, each adds up and stores its share of the columns: the others' sums of those come in, and C goes through
+ * their area. */
 #define TCG_TMA_BOX_ELEMS 64
 #define TCG_WGMMA_THREADS(wgs) (((wgs) + 1) * 128)
 #define TCG_WGMMA_C_BOX_BYTES (64 * 128) /* 64 rows of 128 bytes: 64 elements, or 32 of fp32 */
 #define TCG_WGMMA_B_ROWS(bn, b_k_major) ((b_k_major) ? (bn) : ((bn) + 63) / 64 * 64)
 #define TCG_WGMMA_STAGE_BYTES(bm, bn, bk, b_k_major) (((bm) + TCG_WGMMA_B_ROWS(bn, b_k_major)) * (bk) * 2)
-#define TCG_WGMMA_SHARE(bm, bn, wgs, ck) (((bm) * (bn) / ((wgs) * 128) + 4 * (ck) - 1) / (4 * (ck)) * 4)
+#define TCG_WGMMA_STORED_N(bn, ck) ((bn) / (ck))
 #define TCG_WGMMA_C_BYTES(bm, bn, wgs, ck, c_boxes)                         \
-    ((ck) > 1 ? ((ck) - 1) * TCG_WGMMA_SHARE(bm, bn, wgs, ck) * (wgs) * 512 \
+    ((ck) > 1 ? ((ck) - 1) * (bm) * TCG_WGMMA_STORED_N(bn, ck) * 4          \
               : (wgs) * (c_boxes) * TCG_WGMMA_C_BOX_BYTES)
 #define TCG_WGMMA_SMEM(bm, bn, bk, stages, wgs, ck, c_boxes, b_k_major)                                             \
     (1024 + (stages) * TCG_WGMMA_STAGE_BYTES(bm, bn, bk, b_k_major) + TCG_WGMMA_C_BYTES(bm, bn, wgs, ck, c_boxes) + \
@@ -199,8 +230,12 @@ typedef struct tcg_reduce_args {
 #define TCG_TMA_MMA_SMEM(bm, bn, bk, wm, wn, stages, order) \
     ((stages) * TCG_TMA_MMA_STAGE_BYTES(bm, bn, bk) + TCG_TMA_MMA_C_BYTES(bm, bn, wm, wn) + (stages) * 16)
 
-#define TCG_SIMT_NAME(in, BM, BN, BK) tcg_simt_sm80_##in##_##BM##x##BN##x##BK
-#define TCG_SIMT_THREADS 256
-#define TCG_SIMT_SMEM 0 /* static */
+/* simt: lines of shared memory are four elements longer than the tile. Blocks an SM that its registers are shared out to:
+ * a thread has 255 of them for more than 64 sums, else 128. */
+#define TCG_SIMT_NAME(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN) \
+    tcg_simt_sm80_##in##_##order##_##BM##x##BN##x##BK##_w##WM##x##WN##_s##STAGES##_a##ALIGN
+#define TCG_SIMT_THREADS(wm, wn) ((wm) * (wn) * 32)
+#define TCG_SIMT_SMEM(bm, bn, bk, stages) (((bm) + 4 + (bn) + 4) * (bk) * 4 * (stages))
+#define TCG_SIMT_BLOCKS(bm, bn, threads) (((bm) * (bn) > 64 * (threads) ? 256 : 512) / (threads))
 
 #endif

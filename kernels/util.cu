@@ -3,22 +3,21 @@
 #include <stdint.h>
 
 #include "abi.h"
+#include "ptx/griddepcontrol.cuh"
 #include "schedule.cuh"
 #include "types.cuh"
 
-/* A space of fast x slow items a batch entry, cut into tiles for blocks of THREADS threads: a power of two of threads
- * side by side on the fast axis, the others and DEPTH repeats on the slow one. */
-template <int THREADS, int DEPTH> struct walk {
+/* A space of fast x slow items a batch entry, cut into tiles for 2^threads_log2 threads: a power of two of them side by
+ * side on the fast axis, the others and 2^DEPTH_LOG2 repeats on the slow one. */
+template <int DEPTH_LOG2> struct walk {
     int64_t tiles_fast, tiles_slow, tiles;
-    int width;
+    int width_log2, height_log2;
 
-    __device__ __forceinline__ walk(int64_t fast, int64_t slow, int64_t batches) {
-        width = 1;
-        while (width < THREADS && width < fast) {
-            width *= 2;
-        }
-        tiles_fast = (fast + width - 1) / width;
-        tiles_slow = (slow + THREADS / width * DEPTH - 1) / (THREADS / width * DEPTH);
+    __device__ __forceinline__ walk(int threads_log2, int64_t fast, int64_t slow, int64_t batches) {
+        width_log2 = fast > 1 << threads_log2 ? threads_log2 : 32 - __clz(static_cast<int>(fast) - 1);
+        height_log2 = threads_log2 - width_log2;
+        tiles_fast = ((fast - 1) >> width_log2) + 1;
+        tiles_slow = ((slow - 1) >> (height_log2 + DEPTH_LOG2)) + 1;
         tiles = tiles_fast * tiles_slow * batches;
     }
 
@@ -27,20 +26,32 @@ template <int THREADS, int DEPTH> struct walk {
         int64_t fast, slow, batch;
         int step;
     };
-    __device__ __forceinline__ place at(int64_t tile) const {
+    __device__ __forceinline__ place at(int64_t tile, int thread) const {
         place here;
         const int64_t outer = divide(tile, tiles_fast);
         here.batch = divide(outer, tiles_slow);
-        here.step = THREADS / width;
-        here.fast = (tile - outer * tiles_fast) * width + threadIdx.x % width;
-        here.slow = (outer - here.batch * tiles_slow) * here.step * DEPTH + threadIdx.x / width;
+        here.step = 1 << height_log2;
+        here.fast = ((tile - outer * tiles_fast) << width_log2) + (thread & ((1 << width_log2) - 1));
+        here.slow = ((outer - here.batch * tiles_slow) << (height_log2 + DEPTH_LOG2)) + (thread >> width_log2);
         return here;
     }
 };
 
+/* Where a batch entry starts, in elements: of the axes' strides a. */
+static __device__ __forceinline__ int64_t entry_offset(const tcg_batch_dim *batch, int ndim, int64_t entry) {
+    int64_t offset = 0;
+#pragma unroll 1
+    for (int d = 0; d < ndim; d++) {
+        const int64_t outer = d + 1 < ndim ? divide(entry, batch[d].size) : 0;
+        offset += (entry - outer * batch[d].size) * batch[d].a;
+        entry = outer;
+    }
+    return offset;
+}
+
 /* ---- tcg_copy ----------------------------------------------------------------------------------------------- */
 
-/* 16 bytes that start `shift` bytes into `low`, the rest of them from `high`. */
+/* 16 bytes that start `shift` bytes, an even number, into `low`, the rest of them from `high`. */
 static __device__ __forceinline__ uint4 shifted(uint4 low, uint4 high, int shift) {
     const uint32_t w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     uint32_t by_8[6], by_4[5];
@@ -57,262 +68,367 @@ static __device__ __forceinline__ uint4 shifted(uint4 low, uint4 high, int shift
                       __funnelshift_r(by_4[2], by_4[3], bits), __funnelshift_r(by_4[3], by_4[4], bits));
 }
 
-/* 16 bytes of a row from its element `col` on, zeros past its end. */
-template <class T> static __device__ __forceinline__ uint4 load_edge(const T *row, int64_t col, int64_t cols) {
-    constexpr int ELEMS = 16 / static_cast<int>(sizeof(T));
-    uint32_t w[4] = {0, 0, 0, 0};
+enum { HALVES = 8 }; /* copy_rows counts in units of two bytes: so many are a piece of 16 */
+
+/* The first `count` halves of a piece, then zeros. */
+static __device__ __forceinline__ uint4 load_edge(const uint16_t *from, int count) {
+    uint32_t w[HALVES / 2];
 #pragma unroll
-    for (int e = 0; e < ELEMS; e++) {
-        const uint32_t value = col + e < cols ? row[col + e] : 0;
-        w[e * static_cast<int>(sizeof(T)) / 4] |= value << e * static_cast<int>(sizeof(T)) % 4 * 8;
+    for (int i = 0; i < HALVES / 2; i++) {
+        const uint32_t low = 2 * i < count ? from[2 * i] : 0;
+        const uint32_t high = 2 * i + 1 < count ? from[2 * i + 1] : 0;
+        w[i] = low | high << 16;
     }
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-/* Contiguous source rows to 16-byte aligned rows, whatever the source's alignment: inside a row 16 bytes are cut out of
- * the two aligned words that hold them. A thread's loads are all issued before the first is used. */
-template <class T> static __device__ __forceinline__ void copy_rows(const tcg_copy_args &args) {
-    constexpr int ELEMS = 16 / static_cast<int>(sizeof(T));
-    constexpr int DEPTH = 4;
-    const int64_t pieces = args.dst_row / ELEMS; /* 16-byte pieces of a written row */
-    const int64_t all = pieces * args.rows * args.batches;
-    const int64_t step = static_cast<int64_t>(gridDim.x) * TCG_COPY_THREADS;
-    for (int64_t first = static_cast<int64_t>(blockIdx.x) * TCG_COPY_THREADS + threadIdx.x; first < all;
-         first += step * DEPTH) {
-        const T *row[DEPTH];
-        T *to[DEPTH];
-        int64_t col[DEPTH];
-        int shift[DEPTH];
-        bool inside[DEPTH];
+/* Contiguous source rows, whatever their alignment: inside a row 16 bytes are cut out of the two aligned words that hold
+ * them, at its ends they are put together from halves, so that nothing outside the row is read. The destination is one
+ * row of pieces of 16 bytes, over which the job's threads stride together; a thread's place in the source follows without
+ * a division. Its loads are all issued before the first is used. */
+static __device__ __forceinline__ void copy_rows(const tcg_copy_job &job, uint32_t block, int elem_halves) {
+    constexpr int DEPTH = TCG_COPY_DEPTH;
+    const int32_t batches = static_cast<int32_t>(job.batches), rows = static_cast<int32_t>(job.rows);
+    const int32_t pieces = static_cast<int32_t>(job.row_pieces.by);
+    const int64_t cols = job.cols * elem_halves, src_row = job.src_row * elem_halves,
+                  src_entry = job.batch_ndim > 0 ? job.batch[0].a * elem_halves : 0;
+    const int32_t first = static_cast<int32_t>(block * TCG_COPY_THREADS + threadIdx.x);
+    const int32_t line = divide(first, job.row_pieces);
+    int32_t entry = divide(line, job.entry_rows);
+    int32_t row = line - entry * rows;
+    int32_t piece = first - line * pieces;
+    const uint16_t *src = static_cast<const uint16_t *>(job.src);
+    uint4 *to = static_cast<uint4 *>(job.dst) + first;
+
+    griddepcontrol_wait();
+    while (entry < batches) {
+        const uint16_t *from[DEPTH];
+        int count[DEPTH];   /* halves before the row's end, as far as they matter */
+        bool inside[DEPTH]; /* both words are in the row */
+        bool exists[DEPTH];
         uint4 low[DEPTH], high[DEPTH];
 #pragma unroll
         for (int i = 0; i < DEPTH; i++) {
-            const int64_t piece = smaller(first + i * step, all - 1); /* past the end: the last one once more */
-            const int64_t line = divide(piece, pieces);
-            const int64_t entry = divide(line, args.rows);
-            const batch_offsets offset = batch_offsets_of(args.batch, args.batch_ndim, entry);
-            col[i] = (piece - line * pieces) * ELEMS;
-            row[i] = static_cast<const T *>(args.src) + offset.a + (line - entry * args.rows) * args.src_row;
-            to[i] = static_cast<T *>(args.dst) + offset.c + (line - entry * args.rows) * args.dst_row + col[i];
-            shift[i] = static_cast<int>(reinterpret_cast<uint64_t>(row[i] + col[i]) % 16);
-            const int before = shift[i] / static_cast<int>(sizeof(T)); /* elements of the first word not wanted */
-            inside[i] = before <= col[i] && col[i] + (shift[i] == 0 ? ELEMS : 2 * ELEMS - before) <= args.cols;
-            const uint4 *word =
-                reinterpret_cast<const uint4 *>(reinterpret_cast<uint64_t>(row[i] + col[i]) - shift[i]);
+            const int64_t col = static_cast<int64_t>(piece) * HALVES;
+            from[i] = src + entry * src_entry + row * src_row + col;
+            exists[i] = entry < batches;
+            count[i] = exists[i] ? static_cast<int>(smaller(cols - col, 2 * HALVES)) : 0;
+            const int shift = static_cast<int>(reinterpret_cast<uint64_t>(from[i]) % 16);
+            const int before = shift / 2; /* halves of the first word not wanted */
+            inside[i] = (before == 0 || piece > 0) && count[i] >= (before == 0 ? HALVES : 2 * HALVES - before);
+            const uint4 *word = reinterpret_cast<const uint4 *>(from[i] - before);
             low[i] = high[i] = make_uint4(0, 0, 0, 0);
             if (inside[i]) {
                 low[i] = word[0];
             }
-            if (inside[i] && shift[i] != 0) {
+            if (inside[i] && before != 0) {
                 high[i] = word[1];
+            }
+            piece += job.step_piece;
+            row += job.step_row;
+            entry += job.step_entry;
+            if (piece >= pieces) {
+                piece -= pieces;
+                row++;
+            }
+            if (row >= rows) {
+                row -= rows;
+                entry++;
             }
         }
 #pragma unroll
         for (int i = 0; i < DEPTH; i++) {
-            uint4 value = shifted(low[i], high[i], shift[i]);
-            if (!inside[i]) {
-                value = load_edge(row[i], col[i], args.cols);
+            if (!inside[i] && exists[i]) {
+                low[i] = load_edge(from[i], count[i]);
             }
-            *reinterpret_cast<uint4 *>(to[i]) = value;
+        }
+#pragma unroll
+        for (int i = 0; i < DEPTH; i++) {
+            if (exists[i]) {
+                const int shift = static_cast<int>(reinterpret_cast<uint64_t>(from[i]) % 16);
+                *to = shifted(low[i], high[i], inside[i] ? shift : 0);
+            }
+            to += job.blocks * TCG_COPY_THREADS;
         }
     }
 }
 
 /* Any source, element by element along the destination's rows. */
-template <class T> static __device__ __forceinline__ void copy_elements(const tcg_copy_args &args) {
-    constexpr int DEPTH = 8;
-    const walk<TCG_COPY_THREADS, DEPTH> space(args.dst_row, args.rows, args.batches);
-    for (int64_t tile = blockIdx.x; tile < space.tiles; tile += gridDim.x) {
-        const auto here = space.at(tile);
-        const batch_offsets offset = batch_offsets_of(args.batch, args.batch_ndim, here.batch);
+template <class T> static __device__ __forceinline__ void copy_elements(const tcg_copy_job &job, uint32_t block) {
+    constexpr int DEPTH_LOG2 = 3, DEPTH = 1 << DEPTH_LOG2;
+    const walk<DEPTH_LOG2> space(TCG_COPY_THREADS_LOG2, job.dst_row, job.rows, job.batches);
+    griddepcontrol_wait();
+    for (int64_t tile = block; tile < space.tiles; tile += job.blocks) {
+        const auto here = space.at(tile, threadIdx.x);
         const int64_t col = here.fast;
-        if (col >= args.dst_row) {
+        if (col >= job.dst_row) {
             continue;
         }
-        const T *src = static_cast<const T *>(args.src) + offset.a + col * args.src_col;
-        T *dst = static_cast<T *>(args.dst) + offset.c + col;
+        const T *src =
+            static_cast<const T *>(job.src) + entry_offset(job.batch, job.batch_ndim, here.batch) + col * job.src_col;
+        T *dst = static_cast<T *>(job.dst) + here.batch * job.rows * job.dst_row + col;
         T values[DEPTH];
 #pragma unroll
         for (int i = 0; i < DEPTH; i++) {
             const int64_t row = here.slow + i * here.step;
-            values[i] = row < args.rows && col < args.cols ? src[row * args.src_row] : 0;
+            values[i] = row < job.rows && col < job.cols ? src[row * job.src_row] : 0;
         }
 #pragma unroll
         for (int i = 0; i < DEPTH; i++) {
             const int64_t row = here.slow + i * here.step;
-            if (row < args.rows) {
-                dst[row * args.dst_row] = values[i];
+            if (row < job.rows) {
+                dst[row * job.dst_row] = values[i];
             }
         }
     }
 }
 
-/* Contiguous source columns: square tiles turned in shared memory, so that both sides run along memory. */
-template <class T> static __device__ __forceinline__ void copy_transposed(const tcg_copy_args &args) {
-    constexpr int TILE = 64;
-    constexpr int PAD = 4 / static_cast<int>(sizeof(T)); /* rows of an odd number of banks */
-    constexpr int STEP = TCG_COPY_THREADS / TILE;
-    constexpr int PAIR_STEP = TCG_COPY_THREADS / (TILE / 2);
-    __shared__ __align__(16) T turned[TILE][TILE + PAD];
+enum { TURN = 64 }; /* copy_transposed: rows and columns of a tile */
 
-    uint64_t dst_bits = reinterpret_cast<uint64_t>(args.dst) | static_cast<uint64_t>(args.dst_row) * sizeof(T);
-    for (int d = 0; d < args.batch_ndim; d++) {
-        dst_bits |= static_cast<uint64_t>(args.batch[d].c) * sizeof(T);
-    }
-    const bool pairs = sizeof(T) == 2 && widest_access(dst_bits) >= 4;
-    const int64_t tiles_row = (args.rows + TILE - 1) / TILE;
-    const int64_t tiles_col = (args.dst_row + TILE - 1) / TILE;
-    const int64_t tiles = tiles_row * tiles_col * args.batches;
-    for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+/* Contiguous source columns: square tiles turned in shared memory, so that both sides run along memory. `patch`: TURN rows
+ * of an odd number of words. */
+template <class T>
+static __device__ __forceinline__ void copy_transposed(const tcg_copy_job &job, uint32_t block, uint32_t *patch) {
+    constexpr int PITCH = TURN + 4 / static_cast<int>(sizeof(T));
+    constexpr int STEP = TCG_COPY_THREADS / TURN;
+    constexpr int WIDE = 4 / static_cast<int>(sizeof(T)); /* elements of a store */
+    constexpr int WIDE_STEP = STEP * WIDE;
+    T *turned = reinterpret_cast<T *>(patch);
+
+    const int64_t tiles_row = (job.rows + TURN - 1) / TURN;
+    const int64_t tiles_col = (job.dst_row + TURN - 1) / TURN;
+    const int64_t tiles = tiles_row * tiles_col * job.batches;
+    griddepcontrol_wait();
+    for (int64_t tile = block; tile < tiles; tile += job.blocks) {
         const int64_t outer = divide(tile, tiles_row);
         const int64_t entry = divide(outer, tiles_col);
-        const int64_t row = (tile - outer * tiles_row) * TILE;
-        const int64_t col = (outer - entry * tiles_col) * TILE;
-        const batch_offsets offset = batch_offsets_of(args.batch, args.batch_ndim, entry);
-        const int64_t rows = smaller(args.rows - row, TILE);
-        const int64_t cols = smaller(args.cols - col, TILE); /* may be negative: padding only */
-        const int64_t written = smaller(args.dst_row - col, TILE);
-        const T *src = static_cast<const T *>(args.src) + offset.a + row + col * args.src_col;
-        T *dst = static_cast<T *>(args.dst) + offset.c + row * args.dst_row + col;
+        const int64_t row = (tile - outer * tiles_row) * TURN;
+        const int64_t col = (outer - entry * tiles_col) * TURN;
+        const int64_t rows = smaller(job.rows - row, TURN);
+        const int64_t cols = smaller(job.cols - col, TURN); /* may be negative: padding only */
+        const int64_t written = smaller(job.dst_row - col, TURN);
+        const T *src = static_cast<const T *>(job.src) + entry_offset(job.batch, job.batch_ndim, entry) + row +
+                       col * job.src_col;
+        T *dst = static_cast<T *>(job.dst) + (entry * job.rows + row) * job.dst_row + col;
 
         {
-            const int r = threadIdx.x % TILE;
-            const int c = threadIdx.x / TILE;
-            T values[TILE / STEP];
+            const int r = threadIdx.x % TURN;
+            const int c = threadIdx.x / TURN;
+            T values[TURN / STEP];
 #pragma unroll
-            for (int i = 0; i < TILE / STEP; i++) {
-                values[i] = r < rows && c + i * STEP < cols ? src[r + (c + i * STEP) * args.src_col] : 0;
+            for (int i = 0; i < TURN / STEP; i++) {
+                values[i] = r < rows && c + i * STEP < cols ? src[r + (c + i * STEP) * job.src_col] : 0;
             }
 #pragma unroll
-            for (int i = 0; i < TILE / STEP; i++) {
-                turned[r][c + i * STEP] = values[i];
+            for (int i = 0; i < TURN / STEP; i++) {
+                turned[r * PITCH + c + i * STEP] = values[i];
             }
         }
         __syncthreads();
-        if (pairs) {
-            const int c = threadIdx.x % (TILE / 2) * 2;
-            for (int r = threadIdx.x / (TILE / 2); r < rows; r += PAIR_STEP) {
-                if (c < written) {
-                    *reinterpret_cast<uint32_t *>(&dst[r * args.dst_row + c]) =
-                        *reinterpret_cast<const uint32_t *>(&turned[r][c]);
-                }
-            }
-        } else {
-            const int c = threadIdx.x % TILE;
-            for (int r = threadIdx.x / TILE; r < rows; r += STEP) {
-                if (c < written) {
-                    dst[r * args.dst_row + c] = turned[r][c];
-                }
+        const int c = threadIdx.x % (TURN / WIDE) * WIDE;
+        for (int r = threadIdx.x / (TURN / WIDE); r < rows; r += WIDE_STEP) {
+            if (c < written) {
+                *reinterpret_cast<uint32_t *>(&dst[r * job.dst_row + c]) =
+                    *reinterpret_cast<const uint32_t *>(&turned[r * PITCH + c]);
             }
         }
         __syncthreads();
     }
 }
 
-template <class T> static __device__ __forceinline__ void copy_strided(const tcg_copy_args &args) {
-    uint64_t dst_bits = reinterpret_cast<uint64_t>(args.dst) | static_cast<uint64_t>(args.dst_row) * sizeof(T);
-    for (int d = 0; d < args.batch_ndim; d++) {
-        dst_bits |= static_cast<uint64_t>(args.batch[d].c) * sizeof(T);
-    }
-    if (args.src_col == 1 && widest_access(dst_bits) == 16) {
-        copy_rows<T>(args);
-    } else if (args.src_row == 1 && args.src_col != 1) {
-        copy_transposed<T>(args);
+template <class T>
+static __device__ __forceinline__ void copy_strided(const tcg_copy_job &job, uint32_t block, uint32_t *patch) {
+    if (job.src_row == 1 && job.src_col != 1) {
+        copy_transposed<T>(job, block, patch);
     } else {
-        copy_elements<T>(args);
+        copy_elements<T>(job, block);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(TCG_COPY_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(TCG_COPY_THREADS, TCG_COPY_BLOCKS)
     tcg_copy(const __grid_constant__ tcg_copy_args args) {
-    if (args.elem_bytes == 2) {
-        copy_strided<uint16_t>(args);
+    __shared__ __align__(16) uint32_t patch[TURN * (TURN + 1)];
+    griddepcontrol_launch_dependents();
+    const int which = blockIdx.x >= args.job[0].blocks;
+    const uint32_t block = blockIdx.x - (which ? args.job[0].blocks : 0);
+    if (args.job[which].by_pieces) {
+        copy_rows(args.job[which], block, args.elem_bytes / 2);
+    } else if (args.elem_bytes == 2) {
+        copy_strided<uint16_t>(args.job[which], block, patch);
     } else {
-        copy_strided<uint32_t>(args);
+        copy_strided<uint32_t>(args.job[which], block, patch);
     }
 }
 
 /* ---- tcg_reduce --------------------------------------------------------------------------------------------- */
 
-/* Four neighbours of C's row from their sums. */
-template <class T> static __device__ __forceinline__ void store_four(T *to, const float (&sums)[4]) {
-    uint2 bits;
-    bits.x = pair_from_floats<T>(sums[0], sums[1]);
-    bits.y = pair_from_floats<T>(sums[2], sums[3]);
-    *reinterpret_cast<uint2 *>(to) = bits;
+/* Neighbours of C's row from their sums, together: at a multiple of their bytes. By __stwb, a plain store that the compiler
+ * does not take apart for what it shares with the stores of single elements. */
+template <class T> static __device__ __forceinline__ void store_together(void *to, const float (&sums)[4]) {
+    __stwb(static_cast<uint2 *>(to),
+           make_uint2(pair_from_floats<T>(sums[0], sums[1]), pair_from_floats<T>(sums[2], sums[3])));
 }
 
-static __device__ __forceinline__ void store_four(f32 *to, const float (&sums)[4]) {
-    *reinterpret_cast<float4 *>(to) = make_float4(sums[0], sums[1], sums[2], sums[3]);
+template <> __device__ __forceinline__ void store_together<f32>(void *to, const float (&sums)[4]) {
+    __stwb(static_cast<float4 *>(to), make_float4(sums[0], sums[1], sums[2], sums[3]));
 }
 
-/* ELEMS: partials a thread reads at once, along n. Neighbouring threads run along C's contiguous axis. */
-template <class T, int ELEMS>
-static __device__ __forceinline__ void reduce(const tcg_reduce_args &args, bool vectors) {
+/* ELEMS sums from C's element `at` on. */
+template <class T, int ELEMS> static __device__ __forceinline__ void
+store_sums(const tcg_reduce_args &args, int64_t at, const float (&sums)[ELEMS]) {
+    T *to = static_cast<T *>(args.c) + at;
+    if constexpr (ELEMS == 4) {
+        if (args.c_together) {
+            store_together<T>(to, sums);
+            return;
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < ELEMS; e++) {
+        to[e * args.c_col] = from_float<T>(sums[e]);
+    }
+}
+
+/* The order of a sum depends on the number of splits alone, not on the grid or the shape: each PARTS-th split goes to one
+ * part, which adds its own in order, and then the parts are added in order. One thread does it all, or PARTS do, each of
+ * another warp. */
+enum { PARTS = TCG_REDUCE_PARTS, PART_THREADS = TCG_REDUCE_THREADS / PARTS };
+
+template <int ELEMS> static __device__ __forceinline__ void load_partials(float (&to)[ELEMS], const float *partial) {
+    if constexpr (ELEMS == 4) {
+        const float4 four = *reinterpret_cast<const float4 *>(partial);
+        to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+    } else {
+        to[0] = *partial;
+    }
+}
+
+template <int ELEMS> static __device__ __forceinline__ void add(float (&sums)[ELEMS], const float (&more)[ELEMS]) {
+#pragma unroll
+    for (int e = 0; e < ELEMS; e++) {
+        sums[e] += more[e];
+    }
+}
+
+/* One thread's sums of `count` > 0 values a `step` apart: in order where they are one part's, else by parts. PARTS or half
+ * as many loads are on the way at once. */
+template <int ELEMS, bool ONE_PART>
+static __device__ __forceinline__ void add_up(float (&sums)[ELEMS], const float *partial, int count, int64_t step) {
+    float parts[PARTS][ELEMS];
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {
+        if (i < count) {
+            load_partials(parts[i], partial + i * step);
+        }
+    }
+    if constexpr (!ONE_PART) {
+#pragma unroll 1
+        for (int first = PARTS; first < count; first += PARTS) {
+            partial += PARTS * step;
+#pragma unroll
+            for (int half = 0; half < PARTS; half += PARTS / 2) {
+                float more[PARTS / 2][ELEMS];
+#pragma unroll
+                for (int i = 0; i < PARTS / 2; i++) {
+                    if (first + half + i < count) {
+                        load_partials(more[i], partial + (half + i) * step);
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < PARTS / 2; i++) {
+                    if (first + half + i < count) {
+                        add(parts[half + i], more[i]);
+                    }
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < ELEMS; e++) {
+        sums[e] = parts[0][e];
+    }
+#pragma unroll
+    for (int i = 1; i < PARTS; i++) {
+        if (i < count) {
+            add(sums, parts[i]);
+        }
+    }
+    if constexpr (ONE_PART) {
+#pragma unroll 1
+        for (int i = PARTS; i < count; i++) {
+            float more[ELEMS];
+            load_partials(more, partial + i * step);
+            add(sums, more);
+        }
+    }
+}
+
+/* ELEMS: partials a thread reads at once, along n. Neighbouring threads run along C's contiguous axis. part_sums: PARTS *
+ * PART_THREADS * 4 of them. */
+template <int ELEMS, bool SHARED>
+static __device__ __forceinline__ void reduce(const tcg_reduce_args &args, float *part_sums) {
     const bool along_m = args.c_row == 1 && args.c_col != 1;
     const int64_t pieces = args.n / ELEMS;
-    const walk<TCG_REDUCE_THREADS, 1> space(along_m ? args.m : pieces, along_m ? pieces : args.m, args.batches);
+    const int thread = SHARED ? threadIdx.x % PART_THREADS : threadIdx.x;
+    const int part = SHARED ? threadIdx.x / PART_THREADS : 0;
+    const walk<0> space(SHARED ? TCG_REDUCE_THREADS_LOG2 - TCG_REDUCE_PARTS_LOG2 : TCG_REDUCE_THREADS_LOG2,
+                        along_m ? args.m : pieces, along_m ? pieces : args.m, args.batches);
     for (int64_t tile = blockIdx.x; tile < space.tiles; tile += gridDim.x) {
-        const auto here = space.at(tile);
+        const auto here = space.at(tile, thread);
         const int64_t row = along_m ? here.fast : here.slow;
         const int64_t piece = along_m ? here.slow : here.fast;
-        if (row >= args.m || piece >= pieces) {
-            continue;
-        }
-        const batch_offsets offset = batch_offsets_of(args.batch, args.batch_ndim, here.batch);
+        const bool exists = row < args.m && piece < pieces;
         const float *partial = args.partials + (here.batch * args.m + row) * args.n + piece * ELEMS;
         float sums[ELEMS];
-#pragma unroll 8
-        for (int split = 0; split < args.splits; split++) {
-            float values[ELEMS];
-            if (ELEMS == 4) {
-                const float4 four = *reinterpret_cast<const float4 *>(partial);
-                values[0] = four.x, values[ELEMS / 4] = four.y, values[ELEMS / 2] = four.z,
-                values[ELEMS - 1] = four.w;
-            } else {
-                values[0] = *partial;
+        griddepcontrol_wait();
+        if constexpr (!SHARED) {
+            if (exists) {
+                add_up<ELEMS, false>(sums, partial, args.splits, args.c_split);
             }
+        } else {
+            if (exists && part < args.splits) {
+                add_up<ELEMS, true>(sums, partial + part * args.c_split, (args.splits - part + PARTS - 1) / PARTS,
+                                    PARTS * args.c_split);
+                /* A warp's lie side by side for each of their elements: no bank conflicts. */
 #pragma unroll
-            for (int e = 0; e < ELEMS; e++) {
-                sums[e] = split == 0 ? values[e] : sums[e] + values[e];
+                for (int e = 0; e < ELEMS; e++) {
+                    part_sums[(part * ELEMS + e) * PART_THREADS + thread] = sums[e];
+                }
             }
-            partial += args.c_split;
-        }
-        T *to = static_cast<T *>(args.c) + offset.c + row * args.c_row + piece * ELEMS * args.c_col;
-        if constexpr (ELEMS == 4) {
-            if (vectors) {
-                store_four(to, sums);
-                continue;
-            }
-        }
+            __syncthreads();
+            if (exists && part == 0) {
 #pragma unroll
-        for (int e = 0; e < ELEMS; e++) {
-            to[e * args.c_col] = from_float<T>(sums[e]);
+                for (int p = 1; p < PARTS; p++) {
+#pragma unroll
+                    for (int e = 0; e < ELEMS && p < args.splits; e++) {
+                        sums[e] += part_sums[(p * ELEMS + e) * PART_THREADS + thread];
+                    }
+                }
+            }
+            __syncthreads();
+        }
+        if (!exists || part > 0) {
+            continue;
+        }
+        const int64_t at =
+            entry_offset(args.batch, args.batch_ndim, here.batch) + row * args.c_row + piece * ELEMS * args.c_col;
+        if (args.c_dtype == TCG_f32) {
+            store_sums<f32>(args, at, sums);
+        } else if (args.c_dtype == TCG_f16) {
+            store_sums<f16>(args, at, sums);
+        } else {
+            store_sums<bf16>(args, at, sums);
         }
     }
 }
 
-template <class T> static __device__ __forceinline__ void reduce_any(const tcg_reduce_args &args) {
-    uint64_t bits = reinterpret_cast<uint64_t>(args.c) | static_cast<uint64_t>(args.c_row) * sizeof(T);
-    for (int d = 0; d < args.batch_ndim; d++) {
-        bits |= static_cast<uint64_t>(args.batch[d].c) * sizeof(T);
-    }
-    const bool vectors = args.c_col == 1 && widest_access(bits) >= 4 * static_cast<int>(sizeof(T));
-    if (widest_access(reinterpret_cast<uint64_t>(args.partials) | static_cast<uint64_t>(args.n | args.c_split) * 4) ==
-        16) {
-        reduce<T, 4>(args, vectors);
-    } else {
-        reduce<T, 1>(args, false);
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(TCG_REDUCE_THREADS)
+extern "C" __global__ void __launch_bounds__(TCG_REDUCE_THREADS, TCG_REDUCE_BLOCKS)
     tcg_reduce(const __grid_constant__ tcg_reduce_args args) {
-    if (args.c_dtype == TCG_f32) {
-        reduce_any<f32>(args);
-    } else if (args.c_dtype == TCG_f16) {
-        reduce_any<f16>(args);
+    __shared__ float part_sums[TCG_REDUCE_THREADS * 4];
+    griddepcontrol_launch_dependents();
+    if (args.n % 4 == 0) {
+        args.shared ? reduce<4, true>(args, part_sums) : reduce<4, false>(args, part_sums);
     } else {
-        reduce_any<bf16>(args);
+        args.shared ? reduce<1, true>(args, part_sums) : reduce<1, false>(args, part_sums);
     }
 }

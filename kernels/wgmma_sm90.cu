@@ -8,10 +8,16 @@
 // hides under the other's main loop. In a cluster of CM x CN blocks, the CM blocks of a column share B and the CN
 // blocks of a row share A: each loads its part and multicasts it. In a cluster of CK blocks, each multiplies its part
 // of one tile's K; they exchange fp32 sums through distributed shared memory and each stores its share of the tile.
+//
+// What it adds to tma_mma: operands go from shared memory to the tensor cores without passing registers, which leaves
+// those for tiles of 128 x 256: 802 TFLOP/s, 93 % of what wgmma does from fixed shared memory (H200, 8192^3, bfloat16;
+// benchmarks/results/ladder.json). What holds it back: power, at that size. Elsewhere an SM takes in 64 bytes a clock,
+// too few for tiles of 64 x 64, and asks twice for each line of a box that starts within a sector of the L2 cache.
 #include <type_traits>
 
 #include "abi.h"
 #include "ptx/cluster.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/stmatrix.cuh"
 #include "ptx/tma.cuh"
@@ -65,10 +71,11 @@ struct Wgmma {
     static constexpr int B_ROWS = TCG_WGMMA_B_ROWS(BLOCK_N, B_K_MAJOR);        // as held in shared memory
     static constexpr int A_BYTES = BLOCK_M * BLOCK_K * 2;
     static constexpr int STAGE_BYTES = TCG_WGMMA_STAGE_BYTES(BLOCK_M, BLOCK_N, BLOCK_K, B_K_MAJOR);
-    // Split K: accumulators of a thread whose sums a block forms and stores; blocks from OWNERS on get none.
     static constexpr int SUMS = FRAGMENTS * ACCUMULATORS;
-    static constexpr int SHARE = TCG_WGMMA_SHARE(BLOCK_M, BLOCK_N, WGS, CK);
-    static constexpr int OWNERS = (SUMS + SHARE - 1) / SHARE;
+    // What a block stores of a tile: with CK blocks at its K, each sums up some of the columns.
+    static constexpr int STORED_N = TCG_WGMMA_STORED_N(BLOCK_N, CK);
+    static constexpr int SHARE = STORED_N / 2;  // accumulators of a thread (CK > 1)
+    static constexpr int SUMS_BYTES = (CK - 1) * SHARE * 512;  // of a warpgroup, from the other blocks
     static constexpr int CONSUMER_WARPS = (SCHEDULE == coop ? WGS : 1) * 4;    // that read a stage
     // 128 producer threads and 256 consumers within the 64512 registers that 384 threads of 168 are given.
     static constexpr int CONSUMER_REGISTERS = 232, PRODUCER_REGISTERS = 40;
@@ -79,6 +86,7 @@ struct Wgmma {
     static_assert(A_K_MAJOR ? BLOCK_M % (8 * CN) == 0 : BLOCK_M % (BOX * CN) == 0, "A's slices");
     static_assert(B_K_MAJOR ? BLOCK_N % (8 * CM) == 0 : B_ROWS % (BOX * CM) == 0, "B's slices");
     static_assert(CK == 1 || (CM * CN == 1 && SCHEDULE == coop), "split K has its own clusters");
+    static_assert(CK == 1 || (FRAGMENTS == 1 && BLOCK_N % (8 * CK) == 0), "its blocks store whole groups of columns");
 
     // What a block does for one tile. A cluster takes CM x CN neighbouring tiles, or one tile in CK parts of K.
     struct Work {
@@ -144,6 +152,7 @@ struct Wgmma {
         for (int i = 0; i < CN; ++i) a_mask |= 1 << (in_m + CM * i);
         const uint16_t b_mask = ((1 << CM) - 1) << (CM * in_n);
         Ring<STAGES> ring;
+        griddepcontrol_wait();
         while (true) {
             for (int block = 0; block < w.k_blocks; ++block, ring.advance()) {
                 const uint32_t barrier = full + ring.stage * 8, stage = stages + ring.stage * STAGE_BYTES;
@@ -158,6 +167,7 @@ struct Wgmma {
             tile += step;
             w = work(walk, tile, rank);
         }
+        if (walk.hands_over == TCG_AFTER_LOADS) griddepcontrol_launch_dependents();
         // The other blocks still arrive on this one's barriers: it stays until they have, once a stage.
         if constexpr (CM * CN > 1)
             for (int i = 0; i < STAGES; ++i, ring.advance()) mbarrier_wait(empty + ring.stage * 8, ring.phase ^ 1);
@@ -214,26 +224,21 @@ struct Wgmma {
         release(empty, previous, lane);
     }
 
-    // Each block sends the others their shares of its sums and adds what it is sent to its own, in order of rank.
+    // Each block sends the others their columns of its sums and adds what it is sent to its own, in order of rank.
     //   wait sums_empty -> st.async into the owner's shared memory, counted on its sums_full -> wait sums_full -> add
-    //   -> arrive on everyone's sums_empty
-    static __device__ void exchange(float (&d)[SUMS], uint32_t sums, uint32_t sums_full, uint32_t sums_empty, uint32_t phase,
-                                    int rank, int consumer) {
-        constexpr int THREADS = WGS * 128;
-        const int lane = consumer % 32;
+    // `sums`: of this warpgroup.
+    static __device__ void exchange(const float (&d)[SUMS], float (&mine)[SHARE], uint32_t sums, uint32_t sums_full,
+                                    uint32_t sums_empty, uint32_t phase, int rank, int wg, int thread) {
         // Slot [other block][i / 4][thread] of 16 bytes: a warp's accesses are consecutive.
-        auto slot = [&](int other, int i) { return sums + ((other * SHARE + i) / 4 * THREADS + consumer) * 16; };
-        if (consumer == 0 && rank < OWNERS) {
-            const int mine = rank == OWNERS - 1 ? SUMS - rank * SHARE : SHARE;
-            mbarrier_arrive_expect_tx(sums_full, (CK - 1) * mine * THREADS * 4);
-        }
+        auto slot = [&](int other, int i) { return sums + ((other * SHARE + i) / 4 * 128 + thread) * 16; };
+        if (wg == 0 && thread == 0) mbarrier_arrive_expect_tx(sums_full, WGS * SUMS_BYTES);
         mbarrier_wait_cluster(sums_empty, phase ^ 1);
 #pragma unroll
         for (int i = 0; i < SUMS; i += 4) {
             const int owner = i / SHARE;
             if (owner != rank) st_async_v4(slot(rank - (rank > owner), i % SHARE), owner, sums_full, &d[i]);
         }
-        if (rank < OWNERS) mbarrier_wait_cluster(sums_full, phase);
+        mbarrier_wait_cluster(sums_full, phase);
 #pragma unroll
         for (int i = 0; i < SUMS; i += 4) {
             if (i / SHARE != rank) continue;
@@ -244,40 +249,38 @@ struct Wgmma {
                                                    : ld_shared_v4(slot(sender - (sender > rank), i % SHARE));
                 sum = sender == 0 ? part : float4{sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
             }
-            d[i] = sum.x;
-            d[i + 1] = sum.y;
-            d[i + 2] = sum.z;
-            d[i + 3] = sum.w;
+            mine[i % SHARE] = sum.x;
+            mine[i % SHARE + 1] = sum.y;
+            mine[i % SHARE + 2] = sum.z;
+            mine[i % SHARE + 3] = sum.w;
         }
-        __syncwarp();
-        if (lane < CK) mbarrier_arrive_release_cluster(sums_empty, lane);
     }
 
-    // C by way of shared memory, in batches of C_BOXES boxes of 64 rows x 128 bytes, as they are or (16-bit elements)
-    // transposed. The columns beyond whole boxes make a narrow one, in lines as long as they are.
+    // C by way of shared memory, in batches of BOXES boxes of 64 rows x 128 bytes, as they are or (16-bit
+    // elements) transposed. The columns beyond whole boxes make a narrow one, in lines as long as they are.
     //   wait until the stores before have read the boxes -> barrier -> write -> proxy fence -> barrier -> store
-    template <class Out, bool TRANSPOSED>
-    static __device__ void store_boxes(const tcg_tma_args &args, const float (&d)[FRAGMENTS][ACCUMULATORS], uint32_t boxes,
+    template <class Out, bool TRANSPOSED, int BOXES, int HALF>
+    static __device__ void store_boxes(const tcg_tma_args &args, const float (&d)[FRAGMENTS][HALF], uint32_t boxes,
                                        const Work &w, int wg_row, int wg, int thread, bool by_tma) {
         constexpr int COLUMNS = 128 / static_cast<int>(sizeof(Out));
-        constexpr int TAIL = BLOCK_N % COLUMNS, IN_A_ROW = (BLOCK_N + COLUMNS - 1) / COLUMNS;
+        constexpr int TAIL = HALF * 2 % COLUMNS, IN_A_ROW = (HALF * 2 + COLUMNS - 1) / COLUMNS;
         constexpr int COUNT = FRAGMENTS * IN_A_ROW;
         const int lane = thread % 32, warp = thread / 32;
 #pragma unroll
-        for (int batch = 0; batch < COUNT; batch += C_BOXES) {
+        for (int batch = 0; batch < COUNT; batch += BOXES) {
             if (thread == 0) cp_async_bulk_wait_group_read<0>();
             bar_sync(BAR_STORE + wg, 128);
 #pragma unroll
-            for (int i = 0; i < C_BOXES && batch + i < COUNT; ++i) {
+            for (int i = 0; i < BOXES && batch + i < COUNT; ++i) {
                 const int f = (batch + i) / IN_A_ROW, in_row = (batch + i) % IN_A_ROW;
                 const bool tail = TAIL > 0 && in_row == IN_A_ROW - 1;
-                write_box<Out, TRANSPOSED>(boxes + i * TCG_WGMMA_C_BOX_BYTES, d[f], in_row * COLUMNS,
+                write_box<Out, TRANSPOSED, HALF>(boxes + i * TCG_WGMMA_C_BOX_BYTES, d[f], in_row * COLUMNS,
                                            tail ? TAIL : COLUMNS, tail && !TRANSPOSED, lane, warp);
             }
             fence_proxy_async();
             bar_sync(BAR_STORE + wg, 128);
 #pragma unroll
-            for (int i = 0; i < C_BOXES && batch + i < COUNT; ++i) {
+            for (int i = 0; i < BOXES && batch + i < COUNT; ++i) {
                 const uint32_t box = boxes + i * TCG_WGMMA_C_BOX_BYTES;
                 const int in_row = (batch + i) % IN_A_ROW;
                 const bool tail = TAIL > 0 && in_row == IN_A_ROW - 1;
@@ -300,8 +303,8 @@ struct Wgmma {
     }
 
     // `width` columns from `column` on of a fragment into a box.
-    template <class Out, bool TRANSPOSED>
-    static __device__ __forceinline__ void write_box(uint32_t box, const float (&d)[ACCUMULATORS], int column, int width,
+    template <class Out, bool TRANSPOSED, int COUNT>
+    static __device__ __forceinline__ void write_box(uint32_t box, const float (&d)[COUNT], int column, int width,
                                                      bool narrow, int lane, int warp) {
         const int packed = narrow ? width * static_cast<int>(sizeof(Out)) : 0;
 #pragma unroll
@@ -354,11 +357,10 @@ struct Wgmma {
         }
     }
 
-    // C by guarded stores from registers: any strides and alignment, fp32, the partials of split K. Accumulators
-    // first .. last-1 of a thread only.
-    template <class Out>
-    static __device__ void store_direct(const tcg_gemm_args &g, const float (&d)[FRAGMENTS][ACCUMULATORS], const Work &w,
-                                        int wg_row, int thread, int first, int last) {
+    // C by guarded stores from registers: any strides and alignment.
+    template <class Out, int HALF>
+    static __device__ void store_direct(const tcg_gemm_args &g, const float (&d)[FRAGMENTS][HALF], const Work &w, int wg_row,
+                                        int thread) {
         const int lane = thread % 32, warp = thread / 32;
         const bool pairs = g.c_col == 1 && g.c_vec_bytes >= 2 * static_cast<int>(sizeof(Out));
         Out *const c = static_cast<Out *>(g.c) + c_offset(g, w);
@@ -370,8 +372,7 @@ struct Wgmma {
                 if (row >= g.m) continue;
                 Out *const line = c + row * g.c_row;
 #pragma unroll
-                for (int j = 0; j < BLOCK_N / 8; ++j) {
-                    if (f * ACCUMULATORS + j * 4 < first || f * ACCUMULATORS + j * 4 >= last) continue;
+                for (int j = 0; j < HALF / 4; ++j) {
                     const int64_t column = w.column + j * 8 + lane % 4 * 2;
                     const float v0 = d[f][j * 4 + half * 2], v1 = d[f][j * 4 + half * 2 + 1];
                     if (pairs && column + 1 < g.n) {
@@ -384,17 +385,33 @@ struct Wgmma {
             }
     }
 
-    static __device__ void store_direct(const tcg_gemm_args &g, const float (&d)[FRAGMENTS][ACCUMULATORS], const Work &w,
-                                        int wg_row, int thread, int first, int last) {
-        if (g.c_dtype == TCG_f32)
-            store_direct<float>(g, d, w, wg_row, thread, first, last);
+    // The warpgroup's rows of a tile, HALF * 2 columns from w's on, the way that the plan chose.
+    template <int BOXES, int HALF>
+    static __device__ void store(const tcg_tma_args &args, const float (&d)[FRAGMENTS][HALF], uint32_t boxes, const Work &w,
+                                 int wg_row, int wg, int thread) {
+        const int c_tma = args.walk.c_tma;
+        const bool is_f32 = args.walk.c_dtype == TCG_f32;
+        if constexpr (HALF % 8 == 0) {  // boxes are written 16 columns at a time
+            if (c_tma == TCG_C_TMA_ROWS || c_tma == TCG_C_STAGED_ROWS) {
+                if (is_f32)
+                    store_boxes<float, false, BOXES>(args, d, boxes, w, wg_row, wg, thread, c_tma == TCG_C_TMA_ROWS);
+                else
+                    store_boxes<In, false, BOXES>(args, d, boxes, w, wg_row, wg, thread, c_tma == TCG_C_TMA_ROWS);
+                return;
+            }
+            if (c_tma == TCG_C_TMA_COLUMNS || c_tma == TCG_C_STAGED_COLUMNS) {
+                store_boxes<In, true, BOXES>(args, d, boxes, w, wg_row, wg, thread, c_tma == TCG_C_TMA_COLUMNS);
+                return;
+            }
+        }
+        if (is_f32)
+            store_direct<float>(args.gemm, d, w, wg_row, thread);
         else
-            store_direct<In>(g, d, w, wg_row, thread, first, last);
+            store_direct<In>(args.gemm, d, w, wg_row, thread);
     }
 
     static __device__ void consume(const tcg_tma_args &args, uint32_t stages, uint32_t full, uint32_t empty, uint32_t c_area,
                                    int rank, int32_t tile, int32_t step) {
-        const tcg_gemm_args &g = args.gemm;
         const tcg_tma_walk &walk = args.walk;
         const int wg = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, lane = thread % 32;
         const int wg_row = SCHEDULE == coop ? wg * WG_M : 0;
@@ -403,34 +420,38 @@ struct Wgmma {
         Ring<STAGES> ring;
         uint32_t sums_phase = 0;
         float d[FRAGMENTS][ACCUMULATORS];
+        griddepcontrol_wait();
 
         // Pingpong: a warpgroup's main loop is opened by the other one as that ends its own; the first one is open.
         if constexpr (SCHEDULE == pingpong)
             if (wg == 1) bar_arrive(BAR_TURN, 256);
         for (int turn = 0;; turn ^= 1) {
-            const Work w = work(walk, tile, rank);
-            const int c_tma = walk.c_tma;
+            Work w = work(walk, tile, rank);
             if (SCHEDULE == coop || turn == wg) {
                 if constexpr (SCHEDULE == pingpong) bar_sync(BAR_TURN + wg, 256);
                 multiply(d, stages, full, empty, ring, w.k_blocks, wg_row, lane);
+                if (walk.hands_over == TCG_AFTER_PRODUCTS && thread == 0 && step >= walk.tiles - tile)
+                    griddepcontrol_launch_dependents();
                 if constexpr (SCHEDULE == pingpong) bar_arrive(BAR_TURN + (wg ^ 1), 256);
 
                 if constexpr (CK > 1) {
+                    // The sums' area, once it is read, is where C goes through; then the other blocks may send again.
+                    const uint32_t sums = c_area + wg * SUMS_BYTES;
+                    float mine[1][SHARE];
                     if (tile < step) barrier_cluster_wait();  // their barriers exist
-                    exchange(reinterpret_cast<float (&)[SUMS]>(d), c_area, sums_full, sums_empty, sums_phase, rank, wg * 128 + thread);
+                    exchange(d[0], mine[0], sums, sums_full, sums_empty, sums_phase, rank, wg, thread);
                     sums_phase ^= 1;
-#pragma unroll
-                    for (int owner = 0; owner < OWNERS; ++owner)
-                        if (owner == rank) store_direct(g, d, w, wg_row, thread, owner * SHARE, (owner + 1) * SHARE);
-                } else if (c_tma == TCG_C_TMA_ROWS || c_tma == TCG_C_STAGED_ROWS) {
-                    if (walk.c_dtype == TCG_f32)
-                        store_boxes<float, false>(args, d, boxes, w, wg_row, wg, thread, c_tma == TCG_C_TMA_ROWS);
-                    else
-                        store_boxes<In, false>(args, d, boxes, w, wg_row, wg, thread, c_tma == TCG_C_TMA_ROWS);
-                } else if (c_tma == TCG_C_TMA_COLUMNS || c_tma == TCG_C_STAGED_COLUMNS) {
-                    store_boxes<In, true>(args, d, boxes, w, wg_row, wg, thread, c_tma == TCG_C_TMA_COLUMNS);
+                    w.column += rank * STORED_N;
+                    bar_sync(BAR_STORE + wg, 128);
+                    store<(STORED_N + 31) / 32>(args, mine, sums, w, wg_row, wg, thread);
+                    bar_sync(BAR_STORE + wg, 128);
+                    if (thread < CK) {
+                        if (thread == 0) cp_async_bulk_wait_group_read<0>();
+                        __syncwarp((1 << CK) - 1);
+                        mbarrier_arrive_release_cluster(sums_empty, thread);
+                    }
                 } else {
-                    store_direct(g, d, w, wg_row, thread, 0, FRAGMENTS * ACCUMULATORS);
+                    store<C_BOXES>(args, d, boxes, w, wg_row, wg, thread);
                 }
             } else {
                 ring.skip(w.k_blocks);
@@ -472,7 +493,7 @@ struct Wgmma {
                     mbarrier_init(empty + i * 8, CONSUMER_WARPS * CM * CN);
                 }
                 mbarrier_init(empty + STAGES * 8, 1);  // sums_full, sums_empty
-                mbarrier_init(empty + (STAGES + 1) * 8, WGS * 4 * CK);
+                mbarrier_init(empty + (STAGES + 1) * 8, WGS * CK);
                 fence_mbarrier_init();
             }
             if (threadIdx.x == 64) {

@@ -2,6 +2,7 @@
  * The text is the kernels' own but for inline PTX, which test_banks.py takes out, putting calls of the functions
  * below in its place: so what a thread computes is meaningless, and every address is right. TCG_SOURCE names the
  * kernel file. */
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -16,7 +17,7 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __syncthreads()
-#define __syncwarp()
+#define __syncwarp(...)
 #define TCG_ASM(...)
 using std::max;
 using std::min;
@@ -26,16 +27,16 @@ alignas(1024) static char host_smem[SMEM_BYTES];
 alignas(16) static char image[SMEM_BYTES]; /* what copies wrote: no epilogue runs over it */
 
 static struct {
-    unsigned x;
+    unsigned x, y;
 } threadIdx, blockIdx, gridDim;
 
 static inline size_t __cvta_generic_to_shared(const void *pointer) {
     return static_cast<size_t>(static_cast<const char *>(pointer) - host_smem);
 }
 
-enum kind { LDMATRIX, LDMATRIX_TRANS, STMATRIX, COPY_IN, COPY_OUT, WMMA_LOAD, MMA };
+enum kind { LDMATRIX, LDMATRIX_TRANS, STMATRIX, COPY_IN, COPY_OUT, WMMA_LOAD, MMA, COPY_IN_4, LOAD_FLOAT4 };
 
-/* One instruction of one thread. COPY_*: 16 bytes. WMMA_LOAD: extra[0] is the pitch in elements. MMA: extra is
+/* One instruction of one thread. COPY_IN, COPY_OUT, LOAD_FLOAT4: 16 bytes, COPY_IN_4: 4. WMMA_LOAD: extra[0] is the pitch in elements. MMA: extra is
  * where the six operand registers came from, 4 * (which ldmatrix of the thread) + register; value is the
  * accumulators' address. */
 struct access {
@@ -99,7 +100,27 @@ struct alignas(8) float2 {
 };
 struct alignas(16) float4 {
     float x, y, z, w;
+    float4() = default;
+    float4(float x, float y, float z, float w) : x(x), y(y), z(z), w(w) {}
+    float4(const float4 &from) : x(from.x), y(from.y), z(from.z), w(from.w) {
+        if (uint4::shared(&from)) {
+            record(LOAD_FLOAT4, reinterpret_cast<const char *>(&from) - host_smem);
+        }
+    }
+    float4 &operator=(const float4 &) = default;
 };
+static inline float4 make_float4(float x, float y, float z, float w) { return float4(x, y, z, w); }
+static inline void __stwb(float4 *to, float4 value) { *to = value; }
+static inline uint32_t __float_as_uint(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
+static inline float __uint_as_float(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 
 /* As much of <mma.h> as wmma.cuh names. */
@@ -137,7 +158,8 @@ struct row {
     int order, block_m, block_n, block_k, threads, stages;
 };
 
-/* One tile of a product of `blocks` k-blocks; element (m, k) of A holds m * K + k, element (n, k) of B n * K + k. */
+/* One tile of a product of `blocks` k-blocks; element (m, k) of A holds m * K + k, element (n, k) of B n * K + k. For
+ * kernels of 4-byte elements there is as much room, and what it holds means nothing. */
 static std::vector<uint16_t> a, b;
 static std::vector<float> c;
 static bool a_k_major, b_k_major;
@@ -161,10 +183,12 @@ static inline void record_tma(uint32_t dst, const void *map, int32_t x, int32_t 
 
 static void fill(const row &r, int k_blocks, int c_dtype, bool c_columns, tcg_gemm_args *g) {
     const int k = k_blocks * r.block_k;
-    a_k_major = r.order == TCG_nn || r.order == TCG_nt;
-    b_k_major = r.order == TCG_nt || r.order == TCG_tt;
-    a.resize(static_cast<size_t>(r.block_m) * k);
-    b.resize(static_cast<size_t>(r.block_n) * k);
+    /* Of no order: one with each layout of C. */
+    const int order = r.order != TCG_any ? r.order : c_columns ? TCG_tn : TCG_nt;
+    a_k_major = order == TCG_nn || order == TCG_nt;
+    b_k_major = order == TCG_nt || order == TCG_tt;
+    a.resize(static_cast<size_t>(r.block_m) * k * 2);
+    b.resize(static_cast<size_t>(r.block_n) * k * 2);
     c.resize(static_cast<size_t>(r.block_m) * r.block_n);
     for (int i = 0; i < k; i++) {
         for (int m = 0; m < r.block_m; m++) {
@@ -225,6 +249,15 @@ static void launch_tma(void (*kernel)(tcg_tma_args), const tcg_gemm_args &g) {
 #define BY_TMA(kernel) launch_tma([](tcg_tma_args args) { kernel(args); }, g)
 
 static const row rows[] = {
+#define TCG_SIMT(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN)                                       \
+    {#in " " #order " " #BM "x" #BN "x" #BK " " #WM "x" #WN,                                         \
+     [](const tcg_gemm_args &g) { TCG_SIMT_NAME(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN)(g); }, \
+     TCG_##order,                                                                                    \
+     BM,                                                                                             \
+     BN,                                                                                             \
+     BK,                                                                                             \
+     TCG_SIMT_THREADS(WM, WN),                                                                       \
+     STAGES},
 #define TCG_MMA(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN, PTX)                                  \
     {#in " " #order " " #BM "x" #BN "x" #BK " " #WM "x" #WN,                                        \
      [](const tcg_gemm_args &g) { TCG_MMA_NAME(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN)(g); }, \

@@ -18,6 +18,7 @@ CXX = next((tool for tool in ("c++", "g++", "clang++") if shutil.which(tool)), N
 pytestmark = pytest.mark.skipif(CXX is None, reason="no C++ compiler")
 
 SOURCES = {
+    "simt": "simt.cu",
     "mma": "mma_sm80.cu",
     "mma_naive": "mma_naive_sm80.cu",
     "wmma": "wmma_sm80.cu",
@@ -26,6 +27,7 @@ SOURCES = {
 }
 # The rows that run here: aligned operands; wgmma's tiles of whole boxes without a cluster.
 ROWS = {
+    "simt": r"TCG_SIMT\(f32, ",
     "mma": r"TCG_MMA\(bf16, .*, 16, [01]\)",
     "mma_naive": r"TCG_MMA_NAIVE\(bf16, ",
     "wmma": r"TCG_WMMA\(bf16, ",
@@ -39,6 +41,9 @@ INSTEAD = {
     "stmatrix_x4": "record(STMATRIX, address);",
     "stmatrix_x4_trans": "record(STMATRIX, address);",
     "cp_async_cg_16": "record_cp_async(dst, src, src_bytes);",
+    "cp_async_cg_16_if": "if (enabled) record_cp_async(dst, src, 16);",
+    "cp_async_ca_4": "record(COPY_IN_4, dst);",
+    "cp_async_ca_4_if": "if (enabled) record(COPY_IN_4, dst);",
     "mma_m16n8k16": "record_mma(d, a, b0, b1);",
     "wmma_load_##operand##_##layout##_bf16": "record_wmma_load(address, stride);",
     "cp_async_bulk_tensor_3d_shared_cta": "record_tma(dst, map, x, y);",
@@ -49,7 +54,17 @@ INSTEAD = {
 ACCESS = np.dtype([("kind", "i4"), ("thread", "i4"), ("value", "i8"), ("extra", "i4", 6)])
 
 # As host_kernels.h numbers them.
-KINDS = ["LDMATRIX", "LDMATRIX_TRANS", "STMATRIX", "COPY_IN", "COPY_OUT", "WMMA_LOAD", "MMA"]
+KINDS = [
+    "LDMATRIX",
+    "LDMATRIX_TRANS",
+    "STMATRIX",
+    "COPY_IN",
+    "COPY_OUT",
+    "WMMA_LOAD",
+    "MMA",
+    "COPY_IN_4",
+    "LOAD_FLOAT4",
+]
 Kind = enum.IntEnum("Kind", KINDS, start=0)
 
 
@@ -209,6 +224,43 @@ def test_no_conflicts_on_the_way_out(host, family, f32, c_columns):
 def test_no_conflicts_in_boxes_of_c(host, c_columns):
     found = conflicts(host("wgmma"), Kind.STMATRIX, c_columns=c_columns)
     assert {name: n for name, n in found.items() if n != 1} == {}
+
+
+def simt_ways(host, c_columns, *edits):
+    """By row and kind: the most ways of what simt does to shared memory. Of its reads, half a warp is served at once:
+    lanes that read the same 16 bytes."""
+    family = host("simt", *edits)
+    result = {}
+    for index, row in enumerate(family.rows):
+        accesses, _ = family.run(index, k_blocks=row.stages + 2, c_columns=c_columns)
+        for kind, lanes, size in (
+            (Kind.COPY_IN, 8, 16),
+            (Kind.COPY_IN_4, 32, 4),
+            (Kind.LOAD_FLOAT4, 16, 16),
+        ):
+            found = [ways(warp["value"].reshape(-1, lanes), size).max() for warp in by_warp(accesses, [kind])]
+            if found:
+                result[row.name.decode(), kind.name] = int(max(found))
+        assert (row.name.decode(), "LOAD_FLOAT4") in result
+    return result
+
+
+@pytest.mark.parametrize("c_columns", [False, True])
+def test_simt_has_no_conflicts(host, c_columns):
+    found = simt_ways(host, c_columns)
+    assert {kind for _, kind in found} == {"COPY_IN", "COPY_IN_4", "LOAD_FLOAT4"}
+    assert {name: n for name, n in found.items() if n != 1} == {}
+
+
+def test_conflicts_of_simt_without_padding(host):
+    found = simt_ways(
+        host,
+        False,
+        (r"\(BLOCK_MN \+ 4\) \* 4", "BLOCK_MN * 4"),
+        (r"static_assert\(A_BYTES \+ [^;]*;", ""),
+    )
+    assert max(found.values()) == 8
+    assert {name for name, n in found.items() if n == 8} == {name for name in found if name[1] == "COPY_IN_4"}
 
 
 NO_SWIZZLE = (r"return CHUNKS >= 8 \? [^;]*;", "return chunk;")

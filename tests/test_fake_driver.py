@@ -969,3 +969,25 @@ def test_the_module_on_a_fake_device(run_python, fake_library, right):
         code=0 if right else 1,
     )
     assert "Fake H200" in out and ("MISMATCH" in out) != right
+
+
+@pytest.mark.parametrize(
+    "cc, version, expected",
+    [(90, 13000, True), (90, 12030, True), (90, 12020, False), (80, 13000, False), (120, 13000, False)],
+)
+def test_launches_overlap_on_hopper_alone(run_fake, cc, version, expected):
+    """Programmatic dependent launch: for kernels that wait by themselves, on the device and drivers where it is proven."""
+    run_fake(f"""
+        import re
+        lib.fake_set_version({version})
+        fake.device(0, {cc}, (227 if {cc} == 90 else 99) << 10, 132)
+        for dtype, k in (("float16", 64), ("float16", 1023), ("bfloat16", 1 << 16), ("float32", 64)):
+            tcgemm.matmul(*(x.capsule() for x in fake.pair(rng, dtype, 64, 64, k)))
+        launches = fake.launches()
+        assert any("copy" in l.name for l in launches) or {cc} != 90
+        for launch in launches:
+            cluster = re.search(r"_c(\\d)x(\\d)x(\\d)", launch.name)
+            clustered = bool(cluster and cluster.group(0) != "_c1x1x1")
+            waits = bool(re.search(r"_(mma_sm80|wgmma_sm90|copy|reduce)", launch.name)) and "naive" not in launch.name
+            assert launch.attributes == clustered + (waits and {expected}), (launch.name, launch.attributes)
+    """)

@@ -124,6 +124,25 @@ def test_aligned_operands_are_read_in_place_whatever_their_order():
     assert not plan(1000, 999, 4096)["copies"]
 
 
+@pytest.mark.skipif(not has_code(90, "float32"), reason="built without sm_90")
+def test_float32_rows():
+    for order in ("nn", "nt", "tn", "tt"):
+        found = plan(4096, 4096, 4096, order, dtype="float32")
+        assert found["order"] == order and tile_of(found)[:2] == (128, 256) and not found["copies"]
+    # Along K elements are copied one by one, so alignment is nothing to it.
+    found = plan(4096, 4096, 4095, dtype="float32", a=(A + 4, 4097, 1))
+    assert found["order"] == "nt" and not found["copies"]
+    # Strides of no order are taken in place where a copy would cost more.
+    found = plan(512, 512, 512, dtype="float32", a=(A, 3 * 512, 3))
+    assert found["order"] is None and not found["copies"]
+    # Tiles that leave most of the device idle are not chosen, nor large ones for few rows.
+    for size in (256, 512, 1024):
+        found = plan(size, size, size, dtype="float32", batch_invariant=True)
+        assert max(tile_of(found)[:2]) <= 64, (size, found)
+        assert plan(size, size, size, dtype="float32")["tiles"] >= 64
+    assert tile_of(plan(8, 4096, 4096, dtype="float32"))[0] <= 64
+
+
 @needs_90
 def test_the_order_follows_the_unit_stride():
     # Length-1 axes have no stride: junk there changes nothing.
@@ -146,7 +165,7 @@ def test_unaligned_rows_are_copied_where_the_product_is_large_and_not_where_it_i
     assert len(large["copies"]) == 2 and ROWS[large["kernel"]]["align_bytes"] == 16
     assert large["workspace_bytes"] >= 2 * 4096 * 4104 * 2
     for m in (1, 8, 16):
-        small = plan(m, 300, 257)
+        small = plan(m, 100, 65)
         assert not small["copies"] and small["kernel"].endswith("_a2")
     # A shifted base is as unaligned as an odd stride.
     assert plan(1, 300, 256, b=(B + 2, 1, 256))["kernel"].endswith("_a2")

@@ -2,43 +2,75 @@
 #include "gemm.h"
 
 #include "launch.h"
+#include "tma.h"
 
-/* Elements a thread of tcg_copy and tcg_reduce is given before the grid grows, and blocks an SM where it stops: both
- * kernels stride over what remains. */
-enum { COPY_ELEMS_A_THREAD = 32, REDUCE_ELEMS_A_THREAD = 4, BLOCKS_AN_SM = 16 };
+/* tcg_reduce: elements a thread takes at once, and blocks an SM where the grid stops to grow: they stride over what
+ * remains. */
+enum { REDUCE_ELEMS = 4, REDUCE_BLOCKS_MAX = 16 };
 
-static uint32_t strided_grid(const tcg_scope *scope, double elems, int threads, int elems_a_thread) {
-    double blocks = elems / ((double)threads * elems_a_thread) + 1,
-           most = (double)scope->props->sm_count * BLOCKS_AN_SM;
-    return (uint32_t)(blocks < most ? blocks : most);
-}
+/* tcg_copy: rounds of resident blocks where the grid stops to grow. */
+enum { COPY_ROUNDS = 4 };
 
-static int launch_copy(const tcg_scope *scope, int ordinal, const tcg_plan *plan, bool is_b, char *workspace,
-                       CUstream stream, tcg_error *err) {
+static int64_t div_up(int64_t x, int64_t y) { return x / y + (x % y != 0); }
+static int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
+
+/* One operand's part of the copy but for its blocks. Returns its pieces of 16 bytes; 0 where nothing is copied. */
+static int64_t copy_job(const tcg_plan *plan, bool is_b, char *workspace, tcg_copy_job *job) {
     const tcg_plan_copy *copy = is_b ? &plan->copy_b : &plan->copy_a;
-    tcg_copy_args args = {.src = copy->src,
+    *job = (tcg_copy_job){.src = copy->src,
                           .dst = workspace + copy->offset_bytes,
                           .rows = copy->rows,
                           .cols = copy->cols,
                           .src_row = copy->src_row,
                           .src_col = copy->src_col,
                           .dst_row = copy->row_elems,
-                          .batches = copy->batches,
-                          .elem_bytes = tcg_dtype_bytes[plan->kernel->in_dtype]};
+                          .batches = copy->batches};
     for (int d = 0; d < plan->args.batch_ndim; d++) {
         const tcg_batch_dim *dim = &plan->args.batch[d];
-        int64_t dst = is_b ? dim->b : dim->a;
-        if (dst == 0) /* broadcast: one entry serves them all */
-            continue;
-        args.batch[args.batch_ndim++] = (tcg_batch_dim){.size = dim->size, .a = copy->src_batch[d], .c = dst};
+        if (is_b ? dim->b : dim->a) /* else broadcast: one entry serves them all */
+            job->batch[job->batch_ndim++] = (tcg_batch_dim){.size = dim->size, .a = copy->src_batch[d]};
     }
-    tcg_launch launch = {
-        .slot = TCG_SLOT_COPY,
-        .image = TCG_IMAGE_util,
-        .name = "tcg_copy",
-        .grid = strided_grid(scope, (double)copy->bytes / args.elem_bytes, TCG_COPY_THREADS, COPY_ELEMS_A_THREAD),
-        .threads = TCG_COPY_THREADS,
-        .args = &args};
+    return (int64_t)(copy->bytes / 16);
+}
+
+static void walk_by_pieces(tcg_copy_job *job, int elem_bytes) {
+    const int64_t pieces = job->dst_row * elem_bytes / 16, step = (int64_t)job->blocks * TCG_COPY_THREADS,
+                  most = (int64_t)1 << 30;
+    if (job->blocks == 0 || job->src_col != 1 || job->batch_ndim > 1 || pieces >= most || job->rows >= most ||
+        job->batches >= most || job->rows * job->batches >= most || step >= most)
+        return;
+    job->by_pieces = 1;
+    job->step_entry = (int32_t)(step / pieces / job->rows);
+    job->step_row = (int32_t)(step / pieces % job->rows);
+    job->step_piece = (int32_t)(step % pieces);
+    job->row_pieces = tcg_divisor_of(pieces);
+    job->entry_rows = tcg_divisor_of(job->rows);
+}
+
+/* Blocks are shared out by the operands' sizes: as many as are resident at once, more where all threads still have DEPTH
+ * pieces to copy. */
+static int launch_copies(const tcg_scope *scope, int ordinal, const tcg_plan *plan, char *workspace, CUstream stream,
+                         tcg_error *err) {
+    tcg_copy_args args = {.elem_bytes = tcg_dtype_bytes[plan->kernel->in_dtype]};
+    const int64_t pieces[2] = {copy_job(plan, false, workspace, &args.job[0]),
+                               copy_job(plan, true, workspace, &args.job[1])};
+    const double all = (double)pieces[0] + (double)pieces[1], resident = scope->props->sm_count * TCG_COPY_BLOCKS,
+                 most = resident * COPY_ROUNDS, busy = all / (TCG_COPY_THREADS * TCG_COPY_DEPTH),
+                 room = busy < resident ? resident
+                        : busy < most   ? busy
+                                        : most;
+    for (int i = 0; i < 2; i++) {
+        int64_t share = (int64_t)(room * ((double)pieces[i] / all));
+        args.job[i].blocks = (uint32_t)smaller(div_up(pieces[i], TCG_COPY_THREADS), share > 0 ? share : 1);
+        walk_by_pieces(&args.job[i], args.elem_bytes);
+    }
+    tcg_launch launch = {.slot = TCG_SLOT_COPY,
+                         .image = TCG_IMAGE_util,
+                         .name = "tcg_copy",
+                         .grid = args.job[0].blocks + args.job[1].blocks,
+                         .threads = TCG_COPY_THREADS,
+                         .waits = true,
+                         .args = &args};
     return tcg_launch_kernel(scope, ordinal, &launch, stream, err);
 }
 
@@ -54,16 +86,25 @@ static int launch_reduce(const tcg_scope *scope, int ordinal, const tcg_plan *pl
                             .c_split = plan->args.c_split,
                             .splits = plan->splits,
                             .c_dtype = c_dtype,
+                            .c_together = plan->result.col == 1 && plan->result.row % 4 == 0 &&
+                                          (uintptr_t)plan->result.c % (4 * (size_t)tcg_dtype_bytes[c_dtype]) == 0,
                             .batch_ndim = plan->args.batch_ndim};
     for (int d = 0; d < args.batch_ndim; d++) {
-        args.batch[d] = (tcg_batch_dim){.size = plan->args.batch[d].size, .c = plan->result.batch[d]};
+        args.batch[d] = (tcg_batch_dim){.size = plan->args.batch[d].size, .a = plan->result.batch[d]};
         args.batches *= args.batch[d].size;
+        args.c_together = args.c_together && args.batch[d].a % 4 == 0;
     }
+    const int64_t sums = args.c_split / (args.n % REDUCE_ELEMS ? 1 : REDUCE_ELEMS), sms = scope->props->sm_count;
+    int64_t blocks = div_up(sums * TCG_REDUCE_PARTS, TCG_REDUCE_THREADS);
+    args.shared = args.splits >= TCG_REDUCE_PARTS && blocks <= sms * TCG_REDUCE_BLOCKS; /* all resident at once */
+    if (!args.shared)
+        blocks = smaller(div_up(sums, TCG_REDUCE_THREADS), sms * REDUCE_BLOCKS_MAX);
     tcg_launch launch = {.slot = TCG_SLOT_REDUCE,
                          .image = TCG_IMAGE_util,
                          .name = "tcg_reduce",
-                         .grid = strided_grid(scope, (double)args.c_split, TCG_REDUCE_THREADS, REDUCE_ELEMS_A_THREAD),
+                         .grid = (uint32_t)blocks,
                          .threads = TCG_REDUCE_THREADS,
+                         .waits = true,
                          .args = &args};
     return tcg_launch_kernel(scope, ordinal, &launch, stream, err);
 }
@@ -75,16 +116,12 @@ static int launch_plan(const tcg_scope *scope, int ordinal, const tcg_plan *plan
         return tcg_launch_gemm(scope, ordinal, plan, &plan->args, stream, err);
     tcg_gemm_args args = plan->args;
     float *partials = (float *)(workspace + plan->partials_offset_bytes);
-    if (plan->copy_a.needed) {
+    if (plan->copy_a.needed)
         args.a = workspace + plan->copy_a.offset_bytes;
-        if (launch_copy(scope, ordinal, plan, false, workspace, stream, err))
-            return -1;
-    }
-    if (plan->copy_b.needed) {
+    if (plan->copy_b.needed)
         args.b = workspace + plan->copy_b.offset_bytes;
-        if (launch_copy(scope, ordinal, plan, true, workspace, stream, err))
-            return -1;
-    }
+    if ((plan->copy_a.needed || plan->copy_b.needed) && launch_copies(scope, ordinal, plan, workspace, stream, err))
+        return -1;
     if (plan->splits > 1)
         args.c = partials;
     if (tcg_launch_gemm(scope, ordinal, plan, &args, stream, err))

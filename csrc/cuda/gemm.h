@@ -33,18 +33,19 @@ int tcg_fail(tcg_error *err, tcg_error_kind kind, int code, const char *format, 
 
 /* ---- kernels (registry.c) -------------------------------------------------------------------------------- */
 
-/* Families in the order of the ladder. X(name, 1 where operands go by tensor map: the kernels take tcg_tma_args) */
+/* Families in the order of the ladder. X(name, 1 where operands go by tensor map: the kernels take tcg_tma_args,
+ * 1 where the kernels wait by griddepcontrol) */
 #define TCG_FAMILIES(X) \
-    X(simt, 0)          \
-    X(wmma_naive, 0)    \
-    X(wmma, 0)          \
-    X(mma_naive, 0)     \
-    X(mma, 0)           \
-    X(tma_mma, 1)       \
-    X(wgmma, 1)
+    X(simt, 0, 0)       \
+    X(wmma_naive, 0, 0) \
+    X(wmma, 0, 0)       \
+    X(mma_naive, 0, 0)  \
+    X(mma, 0, 1)        \
+    X(tma_mma, 1, 0)    \
+    X(wgmma, 1, 1)
 
 typedef enum tcg_family {
-#define X(name, tma) TCG_FAMILY_##name,
+#define X(name, tma, waits) TCG_FAMILY_##name,
     TCG_FAMILIES(X)
 #undef X
         TCG_FAMILY_COUNT
@@ -69,7 +70,7 @@ typedef struct tcg_kernel {
 } tcg_kernel;
 
 extern const char *const tcg_family_names[TCG_FAMILY_COUNT];
-extern const bool tcg_family_tma[TCG_FAMILY_COUNT];
+extern const bool tcg_family_tma[TCG_FAMILY_COUNT], tcg_family_waits[TCG_FAMILY_COUNT];
 extern const char *const tcg_dtype_names[TCG_DTYPE_COUNT]; /* "float16" ... */
 extern const int tcg_dtype_bytes[TCG_DTYPE_COUNT];
 extern const char *const tcg_order_names[TCG_ORDER_COUNT];

@@ -83,7 +83,7 @@ done:
 
 int tcg_launch_kernel(const tcg_scope *scope, int ordinal, const tcg_launch *launch, CUstream stream,
                       tcg_error *err) {
-    CUlaunchAttribute attributes[1]; /* on the stack: every launch has its own */
+    CUlaunchAttribute attributes[2]; /* on the stack: every launch has its own */
     _Atomic(CUfunction) *place = &functions[launch->slot][ordinal];
     CUfunction function = atomic_load_explicit(place, memory_order_acquire);
     if (!function) {
@@ -107,6 +107,13 @@ int tcg_launch_kernel(const tcg_scope *scope, int ordinal, const tcg_launch *lau
         attributes[config.numAttrs].value.clusterDim.z = 1;
         config.numAttrs++;
     }
+    /* Its blocks may start, and set themselves up, while the last ones before it end. Proven on Hopper; other parts may run
+     * the code of an architecture without the instruction. Streams capture it from CUDA 12.3 on. */
+    if (launch->waits && scope->props->cc == 90 && scope->driver->version >= 12030) {
+        attributes[config.numAttrs].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attributes[config.numAttrs].value.programmaticStreamSerializationAllowed = 1;
+        config.numAttrs++;
+    }
     void *parameters[1] = {(void *)launch->args};
     CUresult result = scope->driver->cuLaunchKernelEx(&config, function, parameters, NULL);
     if (result != CUDA_SUCCESS)
@@ -128,9 +135,11 @@ int tcg_launch_gemm(const tcg_scope *scope, int ordinal, const tcg_plan *plan, c
                          .smem_bytes = kernel->smem_bytes,
                          .args = args};
     tcg_tma_args tma_args; /* on the stack: tensor maps are made anew for every launch, in a fifth of a microsecond */
+    launch.waits = tcg_family_waits[kernel->family];
     launch.cluster = kernel->cluster_m * kernel->cluster_n * kernel->cluster_k;
     if (tcg_family_tma[kernel->family]) {
-        if (tcg_tma_encode(scope->driver, kernel, args, &tma_args, err))
+        bool fills_device = plan->grid >= (uint32_t)scope->props->sm_count;
+        if (tcg_tma_encode(scope->driver, kernel, args, fills_device, &tma_args, err))
             return -1;
         launch.args = &tma_args;
     }

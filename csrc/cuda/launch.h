@@ -19,6 +19,7 @@ typedef struct tcg_launch {
     uint32_t grid;    /* blocks, along x */
     int threads, smem_bytes;
     int cluster;      /* blocks a cluster; 0: none */
+    bool waits;       /* on Hopper it waits by itself for what comes before it in the stream */
     const void *args; /* the kernel's one parameter */
 } tcg_launch;
 

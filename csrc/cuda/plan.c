@@ -16,29 +16,34 @@ static const tcg_chip chips[] = {
 
 #define WGMMA_FLOPS 4096.0 /* a clock an SM, fp32 accumulation */
 #define SLACK 0.05         /* of the blocks' own time, though memory takes longer: it never overlaps all */
-#define INGEST_BYTES 70.0  /* what an SM takes in by TMA a clock */
-#define STRADDLE 1.8       /* time of a box line in two lines of the L2 cache, against one */
-#define BOX_CYCLES 75.0    /* the least a TMA box takes, however short */
+#define INGEST_BYTES 68.0  /* what an SM takes in by TMA a clock */
+#define STRADDLE 1.96      /* requests that a box line makes which starts within a sector of the L2 cache */
+#define SECTOR_BYTES 32    /* of the L2 cache */
+#define BOX_CYCLES 70.0    /* the least a TMA box takes, however short */
+#define PART_BOX 1.09      /* time of the arithmetic where a box of B is not all used */
 #define WGMMA_START_CYCLES \
-    4700.0 /* from one kernel to the next in a stream, up to a block's first data, and its last to the end */
-#define START_CYCLES 2600.0 /* the same without BLOCK_CYCLES, for blocks that load by themselves */
-#define BOTH 0.2            /* arithmetic and memory in balance take so much longer than one of them */
-#define HOT 0.23            /* the tensor cores' slow-down at the power limit, reached by HOT_CYCLES */
-#define HOT_CYCLES 175000.0
-#define PINGPONG_HIDES 0.2      /* of a tile's start and end, while the other warpgroup computes */
-#define SMEM_BYTES 128.0        /* shared memory: bytes a clock an SM */
-#define MEMORY_LATENCY 800.0    /* clocks from a load's issue to its data */
-#define LAUNCH_CYCLES 3000.0    /* one more kernel in the stream */
-#define COPY_CYCLES 5500.0      /* tcg_copy's, with its own start and end */
-#define BLOCK_CYCLES 2200.0     /* a block's start, pipeline fill and end */
-#define COPY_SHARE 0.5          /* of memory bandwidth that tcg_copy reaches */
-#define COPY_ISSUE_CYCLES 4.0   /* a warp's load or copy instruction with its address and predicate */
-#define NEXT_TILE_CYCLES 1300.0 /* from one tile of a block to its next one, at least */
-#define FP32_BYTES 28.0         /* of fp32 results a clock, through shared memory */
-#define REDUCE_CYCLES 3500.0    /* tcg_reduce's own start and end */
-#define SPLIT_CYCLES 40.0       /* tcg_reduce: one more partial sum to add */
-#define CACHED 0.8              /* time to move a byte that stays in the L2 cache, against memory */
-#define SCATTER 4.0             /* element-wise stores against full lines */
+    3350.0 /* from one kernel to the next in a stream, up to a block's first data, and its last to the end */
+#define START_CYCLES 1600.0 /* the same without BLOCK_CYCLES, for blocks that load by themselves */
+#define BOTH 0.22           /* arithmetic and memory in balance take so much longer than one of them */
+#define HOT 0.159           /* the tensor cores' slow-down at the power limit, reached by HOT_CYCLES */
+#define HOT_CYCLES 221000.0
+#define PINGPONG_HIDES 0.33 /* of a tile's start and end, while the other warpgroup computes */
+#define SIMT_BOTH 0.4       /* FFMAs and the reads for them: of the shorter time, what the longer one does not hide */
+#define SIMT_ANY 1.05       /* time of a kernel of no order, against the others */
+#define SMEM_BYTES 128.0    /* shared memory: bytes a clock an SM */
+#define MEMORY_LATENCY 800.0   /* clocks from a load's issue to its data */
+#define LAUNCH_CYCLES 3000.0   /* one more kernel in the stream */
+#define COPY_CYCLES 4500.0     /* tcg_copy's own start and end, of one operand or both */
+#define BLOCK_CYCLES 2200.0    /* a block's start, pipeline fill and end */
+#define COPY_SHARE 0.8         /* of memory bandwidth that tcg_copy reaches along rows */
+#define COPY_TURNED_SHARE 0.4  /* the same for other strides */
+#define COPY_ISSUE_CYCLES 4.0  /* a warp's load or copy instruction with its address and predicate */
+#define NEXT_TILE_CYCLES 370.0 /* from one tile of a block to its next one, at least */
+#define FP32_BYTES 28.0        /* of fp32 results a clock, through shared memory */
+#define REDUCE_CYCLES 1500.0   /* tcg_reduce's own start and end */
+#define SPLIT_CYCLES 10.0      /* tcg_reduce: one more partial sum to add */
+#define CACHED 0.8             /* time to move a byte that stays in the L2 cache, against memory */
+#define SCATTER 4.0            /* element-wise stores against full lines */
 
 #define REGISTERS 65536
 #define SPLITS_MAX 64
@@ -66,9 +71,13 @@ static double ceil_(double x) {
 static int64_t div_up(int64_t x, int64_t y) { return x / y + (x % y != 0); }
 
 static void model_simt(const tcg_kernel *kernel, const tcg_chip *chip, int *registers, double *cycles) {
-    double elems = (double)kernel->block_m * kernel->block_n;
-    *registers = (int)(elems / kernel->threads) + 64;
-    *cycles = elems * kernel->block_k * 2 / chip->fma_flops;
+    double flops = 2.0 * kernel->block_m * kernel->block_n * kernel->block_k;
+    *registers = REGISTERS / (TCG_SIMT_BLOCKS(kernel->block_m, kernel->block_n, kernel->threads) * kernel->threads);
+    /* A warp is 8 x 4 threads, the longer way along the longer side; each reads its own part of a row of A and of B. */
+    double warp_m = (double)kernel->block_m / kernel->warps_m, warp_n = (double)kernel->block_n / kernel->warps_n;
+    double thread = warp_m >= warp_n ? warp_m / 8 + warp_n / 4 : warp_m / 4 + warp_n / 8;
+    double reads = kernel->threads * thread * kernel->block_k * 4 / SMEM_BYTES, sums = flops / chip->fma_flops;
+    *cycles = (max2(sums, reads) + SIMT_BOTH * min2(sums, reads)) * (kernel->order < 0 ? SIMT_ANY : 1);
 }
 
 static void model_mma(const tcg_kernel *kernel, const tcg_chip *chip, int *registers, double *cycles) {
@@ -189,6 +198,8 @@ static void candidate_build(const tcg_kernel *kernel, const tcg_plan_view *view,
     if (kernel->family == TCG_FAMILY_wgmma) {
         const tuned t = tuned_row(kernel);
         row->block_cycles *= t.arithmetic;
+        if (kernel->order % 2 == 0 && kernel->block_n % TCG_TMA_BOX_ELEMS) /* an MN-major B is held in whole boxes */
+            row->block_cycles *= PART_BOX;
         row->memory = t.memory;
         row->tile_cycles = t.tile_cycles;
     }
@@ -456,7 +467,7 @@ struct shape_costs {
 /* Cycles from the launch to the end for blocks of cp.async or plain loads, and of tma_mma. */
 static double block_estimate(const struct job *job, const tcg_plan_view *view, const tcg_candidate *row,
                              const struct shape_costs *c, double splits) {
-    const bool tma = tcg_family_tma[row->kernel->family];
+    const bool tma = tcg_family_tma[row->kernel->family], simt = row->kernel->family == TCG_FAMILY_simt;
     const double written = splits > 1 ? 4 : job->out_bytes;
     struct waves w = {.iterations = splits > 1 ? ceil_(c->iterations / splits) : c->iterations,
                       .cycles = c->cycles,
@@ -464,7 +475,7 @@ static double block_estimate(const struct job *job, const tcg_plan_view *view, c
                       .latency = row->latency_cycles,
                       .end = c->lines_a * c->lines_b * written * view->per_l2_byte *
                              (c->scattered && splits == 1 ? SCATTER : 1),
-                      .warps = tma ? 0 : row->kernel->threads / 32};
+                      .warps = tma || simt ? 0 : row->kernel->threads / 32};
     double moved = (c->moved_bytes + job->c_elems * written) * view->per_dram_byte;
     double waves = all_waves(&w, view, row, c->blocks * splits);
     return START_CYCLES + max2(waves, moved + BLOCK_CYCLES + w.end) + SLACK * waves;
@@ -491,19 +502,27 @@ static double wgmma_estimate(const struct job *job, const tcg_plan_view *view, c
     return WGMMA_START_CYCLES + longer * (1 + BOTH * part * part) + end;
 }
 
-/* Whether the lines of a 16-bit operand start elsewhere than at lines of the L2 cache. */
+/* Whether the lines of a 16-bit operand start within the L2 cache's sectors. */
 static bool straddles(const struct operand *side, bool k_major) {
-    return (((uint64_t)(k_major ? side->stride : side->k_stride) * 2) | (uintptr_t)side->data) % COPY_ROW_BYTES != 0;
+    return (((uint64_t)(k_major ? side->stride : side->k_stride) * 2) | (uintptr_t)side->data) % SECTOR_BYTES != 0;
 }
 
-/* Loading one k-block of an operand by TMA: boxes are 64 elements wide, and their lines cost more where they straddle two
- * lines of the L2 cache or reach beyond the operand. */
-static double boxes_cycles(int block_k, int block, double lines, bool k_major, bool straddles) {
+/* k_major: how a copy of the operand is written. */
+static double copy_share(const struct operand *side, bool k_major) {
+    return (k_major ? side->k_stride : side->stride) == 1 ? COPY_SHARE : COPY_TURNED_SHARE;
+}
+
+/* Loading one k-block of an operand by TMA: boxes are 64 elements wide. An SM takes in every line of the tile; it asks for
+ * those that it does not get by another block's multicast, twice where they straddle the L2 cache's sectors or reach
+ * beyond the operand. */
+static void boxes_cycles(int block_k, int block, int sharers, double lines, bool k_major, bool straddles,
+                         double cycles[2]) {
+    const double line_cycles = TCG_TMA_BOX_ELEMS * 2 / INGEST_BYTES;
     const double boxes = k_major ? block_k / TCG_TMA_BOX_ELEMS : div_up(block, TCG_TMA_BOX_ELEMS);
-    double line_cycles = TCG_TMA_BOX_ELEMS * 2 / INGEST_BYTES;
-    if (straddles || (!k_major && lines < TCG_TMA_BOX_ELEMS))
-        line_cycles *= STRADDLE;
-    return boxes * max2(BOX_CYCLES, (k_major ? lines : block_k) * line_cycles);
+    const double taken = boxes * (k_major ? lines : block_k);
+    const bool twice = straddles || (!k_major && lines < TCG_TMA_BOX_ELEMS);
+    cycles[0] += max2(boxes * BOX_CYCLES, taken * line_cycles);
+    cycles[1] += taken / sharers * line_cycles * (twice ? STRADDLE : 1);
 }
 
 /* Estimates the choice for each split worth trying and keeps it in `best` where it beats that. */
@@ -520,14 +539,19 @@ static void consider(const struct job *job, const tcg_plan_view *view, bool may_
         c.iterations = ceil_(c.iterations / kernel->cluster_k);
 
     /* Bytes of a k-block that exist, and the instructions that fetch them. */
-    c.lines_a = min2(c.m, kernel->block_m);
-    c.lines_b = min2(c.n, kernel->block_n);
+    c.lines_a = kernel->cluster_n > 1 ? kernel->block_m : min2(c.m, kernel->block_m); /* shared: in whole boxes */
+    c.lines_b = kernel->cluster_m > 1 ? kernel->block_n : min2(c.n, kernel->block_n);
     double depth_bytes = min2(c.k, kernel->block_k) * job->elem_bytes;
-    c.traffic = tma ? boxes_cycles(kernel->block_k, kernel->block_m, c.lines_a, choice->k_major[0],
-                                   !choice->copy[0] && straddles(a, choice->k_major[0])) +
-                          boxes_cycles(kernel->block_k, kernel->block_n, c.lines_b, choice->k_major[1],
-                                       !choice->copy[1] && straddles(b, choice->k_major[1]))
-                    : (c.lines_a + c.lines_b) * depth_bytes * view->per_l2_byte;
+    if (tma) {
+        double cycles[2] = {0, 0};
+        boxes_cycles(kernel->block_k, kernel->block_m, kernel->cluster_n, c.lines_a, choice->k_major[0],
+                     !choice->copy[0] && straddles(a, choice->k_major[0]), cycles);
+        boxes_cycles(kernel->block_k, kernel->block_n, kernel->cluster_m, c.lines_b, choice->k_major[1],
+                     !choice->copy[1] && straddles(b, choice->k_major[1]), cycles);
+        c.traffic = max2(cycles[0], cycles[1]);
+    } else {
+        c.traffic = (c.lines_a + c.lines_b) * depth_bytes * view->per_l2_byte;
+    }
     c.cycles = row->block_cycles;
     if (kernel->order >= 0 && !tma) {
         int width_a = choice->copy[0] ? ROW_ALIGN_BYTES : choice->k_major[0] ? a->align_k : a->align_own;
@@ -540,9 +564,12 @@ static void consider(const struct job *job, const tcg_plan_view *view, bool may_
             c.traffic = max2(c.traffic, issue);
     }
     c.moved_bytes = a->bytes + b->bytes;
+    if (choice->copy[0] || choice->copy[1]) /* one launch for both */
+        c.fixed += COPY_CYCLES;
     for (int i = 0; i < 2; i++)
         if (choice->copy[i])
-            c.fixed += COPY_CYCLES + 2 / COPY_SHARE * job->side[choice->swap ^ i].bytes * view->per_dram_byte;
+            c.fixed += 2 / copy_share(&job->side[choice->swap ^ i], choice->k_major[i]) *
+                       job->side[choice->swap ^ i].bytes * view->per_dram_byte;
     /* Every SM at work all the time would take this; most rows end here. */
     if (best->row && c.fixed + c.blocks * c.iterations * max2(c.cycles, c.traffic) * view->per_sm >= best->cycles)
         return;
@@ -628,6 +655,13 @@ static void consider_row(const struct job *job, const tcg_plan_view *view, const
     consider(job, view, may_split && view->util, &choice, best);
 }
 
+/* A cluster of more tiles than there are along an axis: blocks that only fetch for the others. */
+static bool idle_blocks(const struct job *job, const tcg_candidate *row, bool swap) {
+    const tcg_kernel *kernel = row->kernel;
+    return div_up(job->side[swap].size, kernel->block_m) < kernel->cluster_m ||
+           div_up(job->side[!swap].size, kernel->block_n) < kernel->cluster_n;
+}
+
 static void consider_bucket(const struct job *job, const tcg_plan_view *view, int bucket, int family, bool swap,
                             bool may_split, struct choice *best) {
     int first = view->first[bucket], last = view->first[bucket + 1] - 1;
@@ -635,6 +669,8 @@ static void consider_bucket(const struct job *job, const tcg_plan_view *view, in
     bool backwards = job->side[swap].size <= SKINNY;
     for (int i = first; i <= last; i++) {
         const tcg_candidate *row = &view->rows[backwards ? first + last - i : i];
+        if (idle_blocks(job, row, swap))
+            continue;
         if (family < 0
                 ? !families[row->kernel->family].shown && !(view->wgmma && row->kernel->family == TCG_FAMILY_tma_mma)
                 : (int)row->kernel->family == family)
@@ -880,7 +916,8 @@ static int place_operand(const struct job *job, const struct choice *choice, int
 static int c_tma(const tcg_plan *plan, uint64_t bits, int elem_bytes) {
     const tcg_gemm_args *args = &plan->args;
     const bool rows = args->c_col == 1, columns = args->c_row == 1 && elem_bytes == 2;
-    if (plan->kernel->cluster_k > 1 || (!rows && !columns))
+    const bool boxes = TCG_WGMMA_STORED_N(plan->kernel->block_n, plan->kernel->cluster_k) % 16 == 0;
+    if (!boxes || (!rows && !columns))
         return TCG_C_DIRECT;
     if (!rows)
         bits = (uintptr_t)args->c | stride_bits(args->c_col, elem_bytes) |

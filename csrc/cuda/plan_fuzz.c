@@ -257,8 +257,8 @@ static const char *tma_fault(const tcg_plan *plan) {
     bool rows = args->c_tma == TCG_C_TMA_ROWS;
     int64_t whole = 16 / tcg_dtype_bytes[args->c_dtype]; /* elements that TMA writes at once */
     if ((rows || args->c_tma == TCG_C_TMA_COLUMNS) &&
-        ((!rows && args->c_dtype == TCG_f32) || plan->kernel->cluster_k > 1 || (uintptr_t)args->c % 16 ||
-         (rows ? args->n : args->m) % whole || (rows ? args->c_col : args->c_row) != 1 ||
+        ((!rows && args->c_dtype == TCG_f32) || (uintptr_t)args->c % 16 || (rows ? args->n : args->m) % whole ||
+         (rows ? args->c_col : args->c_row) != 1 ||
          (rows ? args->m > 1 && args->c_row % whole : args->n > 1 && args->c_col % whole) ||
          (args->batch_ndim && args->batch[0].c % whole) || (plan->splits > 1 && args->c_split % whole)))
         return "a result that TMA cannot write";

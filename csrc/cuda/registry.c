@@ -5,13 +5,19 @@
 #include <string.h>
 
 const char *const tcg_family_names[TCG_FAMILY_COUNT] = {
-#define X(name, tma) [TCG_FAMILY_##name] = #name,
+#define X(name, tma, waits) [TCG_FAMILY_##name] = #name,
     TCG_FAMILIES(X)
 #undef X
 };
 
 const bool tcg_family_tma[TCG_FAMILY_COUNT] = {
-#define X(name, tma) [TCG_FAMILY_##name] = tma,
+#define X(name, tma, waits) [TCG_FAMILY_##name] = tma,
+    TCG_FAMILIES(X)
+#undef X
+};
+
+const bool tcg_family_waits[TCG_FAMILY_COUNT] = {
+#define X(name, tma, waits) [TCG_FAMILY_##name] = waits,
     TCG_FAMILIES(X)
 #undef X
 };
@@ -78,14 +84,16 @@ enum {
      .smem_bytes = FAMILY##_SMEM(BM, BN, BK, WM, WN, STAGES, TCG_##order_)},
 
 static const tcg_kernel kernels[TCG_KERNEL_COUNT] = {
-/* simt's own image holds its PTX. Operands need their element's alignment and no more. */
-#define TCG_SIMT(in, BM, BN, BK)                                      \
-    {ROW(TCG_SIMT_NAME(in, BM, BN, BK), simt, in, -1, BM, BN, BK, 1), \
-     NO_CLUSTER,                                                      \
-     .ptx_image = TCG_IMAGE_simt_##in,                                \
-     .align_bytes = 4,                                                \
-     .threads = TCG_SIMT_THREADS,                                     \
-     .smem_bytes = TCG_SIMT_SMEM},
+/* simt's own image holds its PTX. */
+#define TCG_SIMT(in, order_, BM, BN, BK, WM, WN, STAGES, ALIGN)                                                     \
+    {ROW(TCG_SIMT_NAME(in, order_, BM, BN, BK, WM, WN, STAGES, ALIGN), simt, in, TCG_##order_, BM, BN, BK, STAGES), \
+     NO_CLUSTER,                                                                                                    \
+     .ptx_image = TCG_IMAGE_simt_##in,                                                                              \
+     .warps_m = WM,                                                                                                 \
+     .warps_n = WN,                                                                                                 \
+     .align_bytes = ALIGN,                                                                                          \
+     .threads = TCG_SIMT_THREADS(WM, WN),                                                                           \
+     .smem_bytes = TCG_SIMT_SMEM(BM, BN, BK, STAGES)},
 #define TCG_MMA(in, order_, BM, BN, BK, WM, WN, STAGES, ALIGN, PTX)                                               \
     {ROW(TCG_MMA_NAME(in, order_, BM, BN, BK, WM, WN, STAGES, ALIGN), mma, in, TCG_##order_, BM, BN, BK, STAGES), \
      NO_CLUSTER,                                                                                                  \

@@ -19,6 +19,27 @@ static __device__ __forceinline__ void cp_async_ca_4(uint32_t dst, const void *s
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(src_bytes) : "memory");
 }
 
+/* Whole copies, where `enabled`; nothing elsewhere. */
+static __device__ __forceinline__ void cp_async_cg_16_if(uint32_t dst, const void *src, bool enabled) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.u32 p, %2, 0;\n"
+                 "@p cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n"
+                 "}" ::"r"(dst),
+                 "l"(src), "r"(static_cast<uint32_t>(enabled))
+                 : "memory");
+}
+
+static __device__ __forceinline__ void cp_async_ca_4_if(uint32_t dst, const void *src, bool enabled) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.u32 p, %2, 0;\n"
+                 "@p cp.async.ca.shared.global [%0], [%1], 4;\n"
+                 "}" ::"r"(dst),
+                 "l"(src), "r"(static_cast<uint32_t>(enabled))
+                 : "memory");
+}
+
 static __device__ __forceinline__ void cp_async_commit_group() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }

@@ -501,10 +501,10 @@ static CUresult run_gemm(const char *name, const tcg_gemm_args *args, uint32_t g
     if (sscanf(name, "tcg_%15[a-z]_", family) != 1 || !at || !(at = strchr(at + 1, '_')))
         return CUDA_ERROR_LAUNCH_FAILED;
     if (sscanf(at, "_%7[a-z0-9]_%dx%dx%d", in, &bm, &bn, &bk) != 4 &&
-        sscanf(at, "_%7[a-z0-9]_%3[nt]_%dx%dx%d%63s", in, order_name, &bm, &bn, &bk, tail) < 5)
+        sscanf(at, "_%7[a-z0-9]_%3[a-z]_%dx%dx%d%63s", in, order_name, &bm, &bn, &bk, tail) < 5)
         return CUDA_ERROR_LAUNCH_FAILED;
-    const char *align_at = strstr(name, "_a");
-    if (align_at)
+    const char *align_at = strrchr(name, '_');
+    if (align_at[1] == 'a')
         align = atoi(align_at + 2);
     const char *cluster_at = strstr(name, "_c");
     while (cluster_at && sscanf(cluster_at, "_c%dx%dx%d", &cm, &cn, &ck) != 3)
@@ -519,7 +519,7 @@ static CUresult run_gemm(const char *name, const tcg_gemm_args *args, uint32_t g
     int elem_bytes = in_dtype == TCG_f32 ? 4 : 2;
     int64_t a_row = args->a_row, a_col = args->a_col, b_row = args->b_row, b_col = args->b_col;
     /* A kernel relies on the unit stride of its order and never looks at that field. */
-    if (*order_name) {
+    if (*order_name && strcmp(order_name, "any")) {
         *(order_name[0] == 'n' ? &a_col : &a_row) = 1;
         *(order_name[1] == 'n' ? &b_col : &b_row) = 1;
         bool a_n = order_name[0] == 'n', b_n = order_name[1] == 'n';
@@ -575,21 +575,39 @@ static CUresult run_gemm(const char *name, const tcg_gemm_args *args, uint32_t g
     return CUDA_SUCCESS;
 }
 
-static CUresult run_copy(const tcg_copy_args *args) {
-    if (args->batches != entries(args->batch, args->batch_ndim) || (args->elem_bytes != 2 && args->elem_bytes != 4))
+/* What the walk over pieces of 16 bytes has to be told. */
+static bool right_walk(const tcg_copy_job *job, int elem_bytes) {
+    int64_t pieces = job->dst_row * elem_bytes / 16, step = (int64_t)job->blocks * TCG_COPY_THREADS;
+    return job->src_col == 1 && job->step_row < job->rows && job->step_piece < pieces &&
+           (job->step_entry * job->rows + job->step_row) * pieces + job->step_piece == step &&
+           job->row_pieces.by == pieces && job->entry_rows.by == job->rows;
+}
+
+static CUresult run_copy(const tcg_copy_args *args, unsigned grid) {
+    if ((args->elem_bytes != 2 && args->elem_bytes != 4) || args->job[0].blocks + args->job[1].blocks != grid)
         return CUDA_ERROR_LAUNCH_FAILED;
-    for (int64_t e = 0; e < args->batches; e++) {
-        int64_t src, unused, dst;
-        entry_offsets(args->batch, args->batch_ndim, e, &src, &unused, &dst);
-        for (int64_t i = 0; i < args->rows; i++) {
-            for (int64_t j = 0; j < args->dst_row; j++) {
-                char *to = (char *)args->dst + (dst + i * args->dst_row + j) * args->elem_bytes;
-                const char *from =
-                    (const char *)args->src + (src + i * args->src_row + j * args->src_col) * args->elem_bytes;
-                if (j < args->cols)
-                    memcpy(to, from, (size_t)args->elem_bytes);
-                else
-                    memset(to, 0, (size_t)args->elem_bytes);
+    for (int which = 0; which < 2; which++) {
+        const tcg_copy_job *job = &args->job[which];
+        if (job->blocks == 0)
+            continue;
+        if (job->batches != entries(job->batch, job->batch_ndim) ||
+            (job->by_pieces && !right_walk(job, args->elem_bytes)))
+            return CUDA_ERROR_LAUNCH_FAILED;
+        if ((uintptr_t)job->dst % 16 || job->dst_row * args->elem_bytes % 16)
+            return CUDA_ERROR_MISALIGNED_ADDRESS;
+        for (int64_t e = 0; e < job->batches; e++) {
+            int64_t src, unused[2];
+            entry_offsets(job->batch, job->batch_ndim, e, &src, &unused[0], &unused[1]);
+            for (int64_t i = 0; i < job->rows; i++) {
+                for (int64_t j = 0; j < job->dst_row; j++) {
+                    char *to = (char *)job->dst + ((e * job->rows + i) * job->dst_row + j) * args->elem_bytes;
+                    const char *from =
+                        (const char *)job->src + (src + i * job->src_row + j * job->src_col) * args->elem_bytes;
+                    if (j < job->cols)
+                        memcpy(to, from, (size_t)args->elem_bytes);
+                    else
+                        memset(to, 0, (size_t)args->elem_bytes);
+                }
             }
         }
     }
@@ -597,12 +615,16 @@ static CUresult run_copy(const tcg_copy_args *args) {
 }
 
 static CUresult run_reduce(const tcg_reduce_args *args) {
-    if (args->batches != entries(args->batch, args->batch_ndim))
+    if (args->batches != entries(args->batch, args->batch_ndim) || (uintptr_t)args->partials % 16)
         return CUDA_ERROR_LAUNCH_FAILED;
+    uint64_t bits = 0;
+    int out_bytes = args->c_dtype == TCG_f32 ? 4 : 2;
     for (int64_t e = 0; e < args->batches; e++) {
-        int64_t a, b, c;
-        entry_offsets(args->batch, args->batch_ndim, e, &a, &b, &c);
+        int64_t c, unused[2];
+        entry_offsets(args->batch, args->batch_ndim, e, &c, &unused[0], &unused[1]);
+        bits |= (uintptr_t)args->c + (uint64_t)c * (uint64_t)out_bytes;
         for (int64_t i = 0; i < args->m; i++) {
+            bits |= (uint64_t)(i * args->c_row) * (uint64_t)out_bytes;
             for (int64_t j = 0; j < args->n; j++) {
                 float sum = 0;
                 for (int64_t s = 0; s < args->splits; s++)
@@ -611,6 +633,8 @@ static CUresult run_reduce(const tcg_reduce_args *args) {
             }
         }
     }
+    if (args->c_together && (args->c_col != 1 || bits % (4 * (uint64_t)out_bytes)))
+        return CUDA_ERROR_MISALIGNED_ADDRESS;
     return CUDA_SUCCESS;
 }
 
@@ -857,7 +881,7 @@ API CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUkernel kernel, voi
     if (!execute)
         return end(CUDA_SUCCESS);
     /* The struct may be gone once this returns, so the work is done here: in order, as on one stream. */
-    return end(is_copy ? run_copy(parameters[0])
+    return end(is_copy ? run_copy(parameters[0], config->gridDimX)
                : is_reduce
                    ? run_reduce(parameters[0])
                    : run_gemm(kernel->name, tma ? &((const tcg_tma_args *)parameters[0])->gemm : parameters[0],
