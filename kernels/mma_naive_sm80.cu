@@ -5,8 +5,8 @@
  *   load (global memory -> registers -> shared memory) -> __syncthreads -> ldmatrix, mma -> __syncthreads -> load ...
  *
  * What holds it back: there is one buffer and no overlap. While a k-block is loaded a block's tensor cores wait,
- * and while it is multiplied the memory does; only another block on the same SM fills the gaps. Measured: 138 TFLOP/s,
- * 22 % of what mma.sync does from registers (H200, 8192^3, bfloat16; benchmarks/results/ladder.json). */
+ * and while it is multiplied the memory does; only another block on the same SM fills the gaps. Measured: about 138
+ * TFLOP/s, 22 % of what mma.sync does from registers (H200, 8192^3, bfloat16; benchmarks/results/ladder.json). */
 #include <stdint.h>
 
 #include "abi.h"

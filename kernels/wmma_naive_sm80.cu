@@ -5,8 +5,8 @@
  *   for each 16 of K: load_matrix_sync (A, B) from global memory -> mma_sync
  *
  * What holds it back: every warp fetches its own operands, each fragment is used only twice, and nothing is loaded
- * before it is needed, so that the tensor cores wait for memory, the caches at best. Measured: 55 TFLOP/s, 9 % of what
- * mma.sync does from registers (H200, 8192^3, bfloat16; benchmarks/results/ladder.json). */
+ * before it is needed, so that the tensor cores wait for memory, the caches at best. Measured: 55 TFLOP/s, about 9 %
+ * of what mma.sync does from registers (H200, 8192^3, bfloat16; benchmarks/results/ladder.json). */
 #include <stdint.h>
 
 #include "abi.h"

@@ -7,8 +7,8 @@
  *
  * What holds it back: the API hides which lane holds what. A tile can be kept free of bank conflicts only by
  * padding its lines, which costs shared memory that mma's xor swizzle does not, and C has to go through shared
- * memory as fp32 before anything can be done to it. Measured: 408 TFLOP/s, 64 % of what mma.sync does from registers
- * (H200, 8192^3, bfloat16; benchmarks/results/ladder.json). */
+ * memory as fp32 before anything can be done to it. Measured: about 410 TFLOP/s, 64 % of what mma.sync does from
+ * registers (H200, 8192^3, bfloat16; benchmarks/results/ladder.json). */
 #include <stdint.h>
 
 #include "abi.h"

@@ -25,13 +25,13 @@ static int encode(const tcg_driver *driver, const tensor *of, tcg_tensor_map *ma
     const cuuint64_t sizes[3] = {(cuuint64_t)of->inner, (cuuint64_t)of->outer, (cuuint64_t)of->entries};
     const cuuint64_t strides_bytes[2] = {(cuuint64_t)(outer_stride * bytes), (cuuint64_t)(entry_stride * bytes)};
     const cuuint32_t box[3] = {of->box_inner, of->box_outer, 1}, steps[3] = {1, 1, 1};
-    /* Where lines start within the L2 cache's sectors, a box asks twice for each: fetching 256 bytes each time made such
-     * products 15 % slower. */
+    /* Lines that do not start where the L2 cache's do share those with others: fetching 256 bytes for each made such products
+     * 15 % slower. */
     CUresult result = driver->cuTensorMapEncodeTiled(
         (CUtensorMap *)map, data_types[of->dtype], 3, (void *)of->data, sizes, strides_bytes, box, steps,
         CU_TENSOR_MAP_INTERLEAVE_NONE,
         of->box_inner * bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-        outer_stride * bytes % 32 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        outer_stride * bytes % 128 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
         return tcg_cuda_fail(err, driver, result,
