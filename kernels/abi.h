@@ -100,6 +100,7 @@ enum tcg_hand_over {
 typedef struct tcg_tma_walk {
     int32_t tiles;       /* in all; the families that read this take fewer than 2^31 */
     int32_t stage_bytes; /* that a stage's boxes bring in */
+    int32_t a_bytes;     /* of those, A's */
     int32_t k, k_per_split;
     int32_t m, n;
     int32_t tiles_m, batches;
@@ -111,6 +112,10 @@ typedef struct tcg_tma_walk {
     int16_t a_batched, b_batched; /* 0 where the operand is broadcast */
     int16_t c_tma, c_dtype;
     int32_t hands_over; /* one of tcg_hand_over */
+    /* wgmma, a last tile that reaches beyond an operand: lines outside a tensor take TMA three times as long as others, so
+     * such a tile has boxes of its own (K-major: in maps a_part and b_part) or fewer of them. */
+    int32_t a_part_saves, b_part_saves; /* bytes a stage has less then; 0: there is no such tile */
+    int16_t a_part_boxes, b_part_boxes; /* MN-major */
 } tcg_tma_walk;
 
 /* What the TMA-fed families take, as one __grid_constant__ parameter. Maps have rank 3: the unit-stride axis, the
@@ -119,6 +124,7 @@ typedef struct tcg_tma_walk {
 typedef struct tcg_tma_args {
     tcg_tensor_map a, b, c;
     tcg_tensor_map c_tail; /* C in boxes of the columns that a tile has beyond whole ones */
+    tcg_tensor_map a_part, b_part;
     tcg_tma_walk walk;
     tcg_gemm_args gemm;
 } tcg_tma_args;
@@ -135,8 +141,9 @@ typedef struct tcg_copy_job {
     int64_t batches;
     uint32_t blocks; /* of the grid */
     int32_t batch_ndim;
-    /* 1: source rows are contiguous, there is one batch axis at most, and dst is written in pieces of 16 bytes: thread i of the job's writes i, i + step, ...,
-     * where step = blocks * TCG_COPY_THREADS is below 2^30, as are a row's pieces and the rows of all entries. */
+    /* 1: source rows are contiguous, there is one batch axis at most, and dst is written in pieces of 16 bytes: thread i
+     * of the job's writes i, i + step, ..., where step = blocks * TCG_COPY_THREADS is below 2^30, as are a row's pieces
+     * and the rows of all entries. */
     int32_t by_pieces;
     int32_t step_entry, step_row, step_piece; /* step as whole entries, rows of the rest, and pieces of the rest */
     tcg_divisor row_pieces, entry_rows;

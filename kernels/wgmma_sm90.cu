@@ -120,10 +120,11 @@ struct Wgmma {
     // One k-block of an operand of ROWS rows along M or N: this block's slice of it, to every block that shares it.
     // Boxes may be shorter than the tile where the whole operand is (the host's choice): the rows of the tile that are
     // then left as they were give rows or columns of the result that are never stored.
-    // K-major tiles are BLOCK_K/64 boxes of ROWS x 64 k, MN-major ones ROWS/64 boxes of BLOCK_K k x 64 rows.
+    // K-major tiles are BLOCK_K/64 boxes of ROWS x 64 k, MN-major ones ROWS/64 boxes of BLOCK_K k x 64 rows, or the first
+    // `boxes` of them.
     template <bool K_MAJOR, int ROWS, int SHARERS>
     static __device__ void load(uint32_t dst, const tcg_tensor_map *map, int32_t row, int32_t k, int32_t batch, int slice,
-                                uint32_t barrier, uint16_t mask) {
+                                uint32_t barrier, uint16_t mask, int boxes) {
         constexpr int SLICE = ROWS / SHARERS;
         auto copy = [&](uint32_t to, int32_t x, int32_t y) {
             if constexpr (SHARERS > 1)
@@ -139,7 +140,7 @@ struct Wgmma {
 #pragma unroll
             for (int box = 0; box < SLICE / BOX; ++box) {
                 const int place = slice * (SLICE / BOX) + box;
-                copy(dst + place * BLOCK_K * BOX_ROW_BYTES, row + place * BOX, k);
+                if (SHARERS > 1 || box < boxes) copy(dst + place * BLOCK_K * BOX_ROW_BYTES, row + place * BOX, k);
             }
         }
     }
@@ -154,14 +155,25 @@ struct Wgmma {
         Ring<STAGES> ring;
         griddepcontrol_wait();
         while (true) {
+            const bool a_part = walk.a_part_saves && w.row + BLOCK_M > walk.m;
+            const bool b_part = walk.b_part_saves && w.column + BLOCK_N > walk.n;
+            const bool a_none = CM > 1 && CN == 1 && w.row >= walk.m;  // a tile too many: it only fetches for the others
+            const int stage_bytes = walk.stage_bytes - (a_none ? walk.a_bytes : a_part ? walk.a_part_saves : 0) -
+                                    (b_part ? walk.b_part_saves : 0);
+            const tcg_tensor_map *const a = A_K_MAJOR && a_part ? &args.a_part : &args.a;
+            const tcg_tensor_map *const b = B_K_MAJOR && b_part ? &args.b_part : &args.b;
+            const int a_boxes = a_part ? walk.a_part_boxes : BLOCK_M / BOX;
+            const int b_boxes = b_part ? walk.b_part_boxes : B_ROWS / BOX;
             for (int block = 0; block < w.k_blocks; ++block, ring.advance()) {
                 const uint32_t barrier = full + ring.stage * 8, stage = stages + ring.stage * STAGE_BYTES;
                 const int32_t k = w.k + block * BLOCK_K;
                 mbarrier_wait(empty + ring.stage * 8, ring.phase ^ 1);
-                mbarrier_arrive_expect_tx(barrier, walk.stage_bytes);
-                load<A_K_MAJOR, BLOCK_M, CN>(stage, &args.a, w.row, k, w.batch * walk.a_batched, in_n, barrier, a_mask);
-                load<B_K_MAJOR, B_ROWS, CM>(stage + A_BYTES, &args.b, w.column, k, w.batch * walk.b_batched, in_m, barrier,
-                                            b_mask);
+                mbarrier_arrive_expect_tx(barrier, stage_bytes);
+                if (!a_none)
+                    load<A_K_MAJOR, BLOCK_M, CN>(stage, a, w.row, k, w.batch * walk.a_batched, in_n, barrier, a_mask,
+                                                 a_boxes);
+                load<B_K_MAJOR, B_ROWS, CM>(stage + A_BYTES, b, w.column, k, w.batch * walk.b_batched, in_m, barrier,
+                                            b_mask, b_boxes);
             }
             if (step >= walk.tiles - tile) break;
             tile += step;

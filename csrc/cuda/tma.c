@@ -42,10 +42,10 @@ static int encode(const tcg_driver *driver, const tensor *of, tcg_tensor_map *ma
     return 0;
 }
 
-/* Lines of a K-major operand that one box brings. A short operand gets a short box: lines outside a tensor cost as much as
- * any. A shared one comes in equal slices. */
+/* Lines of a K-major operand that one box brings. A short operand gets a short box: lines outside a tensor cost more than
+ * others. A shared one comes in equal slices. */
 static uint32_t box_lines(int block, int sharers, int64_t lines) {
-    return (uint32_t)(sharers == 1 && lines < block ? (lines + 7) / 8 * 8 : block / sharers);
+    return (uint32_t)(sharers == 1 && lines < block ? lines : block / sharers);
 }
 
 /* A or B: `own` is its M or N, with the strides along that and along k. */
@@ -62,6 +62,12 @@ static tensor operand(const char *name, const tcg_kernel *kernel, const void *da
                     .entry_stride = entry_stride,
                     .box_inner = TCG_TMA_BOX_ELEMS,
                     .box_outer = k_major ? box_lines(block, sharers, own) : (uint32_t)kernel->block_k};
+}
+
+/* What of a last tile lies within the operand: `own` elements along M or N in tiles of `block`. Blocks of a cluster that
+ * share an operand load whole slices. Nothing where the operand has whole tiles, or one, whose box is as short as it is. */
+static int part_of_tile(int64_t own, int block, int sharers, bool k_major) {
+    return sharers > 1 || (k_major && own < block) ? 0 : (int)(own % block);
 }
 
 /* C in boxes of 64 lines x 128 bytes, and what a tile's N has beyond them. */
@@ -109,10 +115,16 @@ int tcg_tma_encode(const tcg_driver *driver, const tcg_kernel *kernel, const tcg
                         kernel->name);
     int a_lines = a_k_major ? (int)a.box_outer * kernel->cluster_n : kernel->block_m;
     int b_lines = b_k_major ? (int)b.box_outer * kernel->cluster_m : TCG_WGMMA_B_ROWS(kernel->block_n, false);
+    bool wgmma = kernel->family == TCG_FAMILY_wgmma;
+    int a_part = wgmma ? part_of_tile(args->m, kernel->block_m, kernel->cluster_n, a_k_major) : 0;
+    int b_part = wgmma ? part_of_tile(args->n, kernel->block_n, kernel->cluster_m, b_k_major) : 0;
+    int a_held = a_k_major ? a_part : (a_part + TCG_TMA_BOX_ELEMS - 1) / TCG_TMA_BOX_ELEMS * TCG_TMA_BOX_ELEMS;
+    int b_held = b_k_major ? b_part : (b_part + TCG_TMA_BOX_ELEMS - 1) / TCG_TMA_BOX_ELEMS * TCG_TMA_BOX_ELEMS;
     out->gemm = *args;
     out->walk = (tcg_tma_walk){
         .tiles = (int32_t)args->tiles,
         .stage_bytes = (a_lines + b_lines) * kernel->block_k * 2,
+        .a_bytes = a_lines * kernel->block_k * 2,
         .k = (int32_t)args->k,
         .k_per_split = (int32_t)args->k_per_split,
         .m = (int32_t)args->m,
@@ -127,12 +139,26 @@ int tcg_tma_encode(const tcg_driver *driver, const tcg_kernel *kernel, const tcg
         .b_batched = batch.b != 0,
         .c_tma = (int16_t)args->c_tma,
         .c_dtype = (int16_t)args->c_dtype,
+        .a_part_saves = a_part ? (a_lines - a_held) * kernel->block_k * 2 : 0,
+        .b_part_saves = b_part ? (b_lines - b_held) * kernel->block_k * 2 : 0,
+        .a_part_boxes = (int16_t)(a_held / TCG_TMA_BOX_ELEMS),
+        .b_part_boxes = (int16_t)(b_held / TCG_TMA_BOX_ELEMS),
         .hands_over = fills_device ? TCG_AFTER_LOADS : TCG_AFTER_PRODUCTS,
     };
     if (args->tiles_m % args->raster_group)
         out->walk.last_rows = tcg_divisor_of(args->tiles_m % args->raster_group);
     if (encode(driver, &a, &out->a, err) || encode(driver, &b, &out->b, err))
         return -1;
+    if (a_part && a_k_major) {
+        a.box_outer = (uint32_t)a_part;
+        if (encode(driver, &a, &out->a_part, err))
+            return -1;
+    }
+    if (b_part && b_k_major) {
+        b.box_outer = (uint32_t)b_part;
+        if (encode(driver, &b, &out->b_part, err))
+            return -1;
+    }
     if (args->c_tma != TCG_C_TMA_ROWS && args->c_tma != TCG_C_TMA_COLUMNS)
         return 0;
     return encode_result(driver, kernel, args, batch.size, args->batch_ndim ? batch.c : args->c_split, out, err);
