@@ -94,7 +94,7 @@ STYLE = {
 class Page:
     """A figure with a title, what one sees in one or two lines, room for a key where asked, and the source at its foot."""
 
-    FOOT = 0.26  # inches, as all heights here
+    FOOT, FOOT_LINE = 0.26, 0.13  # inches, as all heights here
 
     def __init__(self, theme, title, subtitle, sources, height=4.2, rows=1, columns=1, key=False, **subplots):
         self.theme = theme
@@ -102,16 +102,16 @@ class Page:
         lines = subtitle.count("\n") + 1
         self.head = 0.5 + 0.17 * lines
         top = self.head + (0.25 if key else 0)
+        machines = list(dict.fromkeys(map(str, sources)))
+        foot = self.FOOT + self.FOOT_LINE * (len(machines) - 1)
         self.figure = Figure(figsize=(WIDTH, height), dpi=100, facecolor=theme.page, layout="constrained")
-        self.figure.get_layout_engine().set(
-            rect=(0.005, self.FOOT / height, 0.99, 1 - (top + self.FOOT) / height), w_pad=0.08
-        )
+        self.figure.get_layout_engine().set(rect=(0.005, foot / height, 0.99, 1 - (top + foot) / height), w_pad=0.08)
         text = self.figure.text
         text(0.012, 1 - 0.12 / height, title, color=theme.ink, fontsize=13, weight="bold", va="top")
         text(0.012, 1 - 0.40 / height, subtitle, color=theme.muted, fontsize=9.5, va="top")
-        machines = "; ".join(dict.fromkeys(map(str, sources)))
         files = ", ".join(dict.fromkeys(source.path.name for source in sources))
-        text(0.012, 0.07 / height, f"{machines} ({files})", color=theme.muted, fontsize=7.5, va="bottom")
+        source = ";\n".join(machines) + f" ({files})"
+        text(0.012, 0.07 / height, source, color=theme.muted, fontsize=7.5, va="bottom")
         self.grid = self.figure.subplots(rows, columns, squeeze=False, **subplots)
         for axes in self.grid.flat:
             self.dress(axes)
