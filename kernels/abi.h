@@ -95,12 +95,20 @@ enum tcg_hand_over {
     TCG_AFTER_PRODUCTS, /* the last main loop has ended */
 };
 
+/* What a stage takes of A or of B. Lines outside a tensor take TMA three times as long as others, so wgmma's last tile,
+ * where it reaches beyond the operand, has boxes of its own (K-major: in map a_part or b_part) or fewer of them. */
+typedef struct tcg_tma_side {
+    int32_t bytes;
+    int32_t part_bytes; /* of such a last tile; `bytes` where there is none */
+    int16_t part_boxes; /* its boxes (MN-major) */
+    int16_t batched;    /* 0 where the operand is broadcast */
+} tcg_tma_side;
+
 /* What a TMA family's block reads first: 32-bit, in one or two lines of the constant cache, which is cold at a kernel's
  * start. The walk over tiles is place_tile's (schedule.cuh). */
 typedef struct tcg_tma_walk {
-    int32_t tiles;       /* in all; the families that read this take fewer than 2^31 */
-    int32_t stage_bytes; /* that a stage's boxes bring in */
-    int32_t a_bytes;     /* of those, A's */
+    int32_t tiles; /* in all; the families that read this take fewer than 2^31 */
+    tcg_tma_side a, b;
     int32_t k, k_per_split;
     int32_t m, n;
     int32_t tiles_m, batches;
@@ -109,13 +117,8 @@ typedef struct tcg_tma_walk {
     tcg_divisor rows;      /* raster_group */
     tcg_divisor last_rows; /* tiles_m % raster_group, if that is not 0 */
     tcg_divisor splits;
-    int16_t a_batched, b_batched; /* 0 where the operand is broadcast */
     int16_t c_tma, c_dtype;
     int32_t hands_over; /* one of tcg_hand_over */
-    /* wgmma, a last tile that reaches beyond an operand: lines outside a tensor take TMA three times as long as others, so
-     * such a tile has boxes of its own (K-major: in maps a_part and b_part) or fewer of them. */
-    int32_t a_part_saves, b_part_saves; /* bytes a stage has less then; 0: there is no such tile */
-    int16_t a_part_boxes, b_part_boxes; /* MN-major */
 } tcg_tma_walk;
 
 /* What the TMA-fed families take, as one __grid_constant__ parameter. Maps have rank 3: the unit-stride axis, the

@@ -24,6 +24,21 @@ struct epilogue_target {
     int64_t row_stride, col_stride; /* elements */
 };
 
+/* C from (row, col) on of the batch entry and split whose elements start at `offset`. */
+static __device__ __forceinline__ epilogue_target warp_target(const tcg_gemm_args &args, int64_t offset,
+                                                              int64_t row, int64_t col) {
+    epilogue_target c;
+    c.row = row;
+    c.col = col;
+    c.rows = args.m - row;
+    c.cols = args.n - col;
+    c.row_stride = args.c_row;
+    c.col_stride = args.c_col;
+    c.corner = static_cast<char *>(args.c) +
+               (offset + row * args.c_row + col * args.c_col) * (args.c_dtype == TCG_f32 ? 4 : 2);
+    return c;
+}
+
 /* Copies LINES lines of LINE elements each from a warp's staging area to C, lanes along the line. ELEMS: elements
  * a lane moves at once; 1 also serves lines whose elements are not neighbours. */
 template <class T, int LINES, int LINE, int ELEMS>
@@ -147,6 +162,17 @@ static __device__ __forceinline__ void store_accumulators(const float (&acc)[TIL
         store_warp_tile<T, true, STAGING>(acc, op, staging, lane, c);
     } else {
         store_warp_tile<T, false, STAGING>(acc, op, staging, lane, c);
+    }
+}
+
+/* In C's type: the operands', or fp32. */
+template <class In, int STAGING, int TILES_M, int TILES_N>
+static __device__ __forceinline__ void store_result(const tcg_gemm_args &args, const float (&acc)[TILES_M][TILES_N][4],
+                                                    char *staging, int lane, const epilogue_target &c) {
+    if (args.c_dtype == TCG_f32) {
+        store_accumulators<f32, STAGING>(acc, epilogue_identity(), staging, lane, c);
+    } else {
+        store_accumulators<In, STAGING>(acc, epilogue_identity(), staging, lane, c);
     }
 }
 

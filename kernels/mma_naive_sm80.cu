@@ -158,22 +158,10 @@ struct mma_naive_kernel {
             float acc[TILES_M][TILES_N][4] = {};
             multiply(args, place, smem, warp_m, warp_n, acc);
 
-            const bool is_f32 = args.c_dtype == TCG_f32;
-            epilogue_target c;
-            c.row = static_cast<int64_t>(place.tile_m) * BLOCK_M + warp_m;
-            c.col = static_cast<int64_t>(place.tile_n) * BLOCK_N + warp_n;
-            c.rows = args.m - c.row;
-            c.cols = args.n - c.col;
-            c.row_stride = args.c_row;
-            c.col_stride = args.c_col;
-            c.corner = static_cast<char *>(args.c) +
-                       (place.offset.c + c.row * args.c_row + c.col * args.c_col) * (is_f32 ? 4 : 2);
-            char *staging = smem + warp * STAGING;
-            if (is_f32) {
-                store_accumulators<f32, STAGING>(acc, epilogue_identity(), staging, threadIdx.x % 32, c);
-            } else {
-                store_accumulators<In, STAGING>(acc, epilogue_identity(), staging, threadIdx.x % 32, c);
-            }
+            const epilogue_target c =
+                warp_target(args, place.offset.c, static_cast<int64_t>(place.tile_m) * BLOCK_M + warp_m,
+                            static_cast<int64_t>(place.tile_n) * BLOCK_N + warp_n);
+            store_result<In, STAGING>(args, acc, smem + warp * STAGING, threadIdx.x % 32, c);
             __syncthreads();
         }
     }

@@ -6,7 +6,7 @@
  * The barrier sits before the last k16 step of a k-block: it makes the next k-block visible, and it proves that every
  * warp has read the whole of this one, whose stage is refilled right after.
  *
- * What it adds to mma_naive is that overlap: about 490 TFLOP/s, 77 % of what mma.sync does from registers (H200,
+ * What it adds to mma_naive is that overlap: 460 to 490 TFLOP/s, 74 to 77 % of what mma.sync does from registers (H200,
  * 8192^3, bfloat16; benchmarks/results/ladder.json). What holds it back are the copies: the warps that multiply issue
  * them, 16 bytes a thread and address, and the same code without them reaches 96 %; without ldmatrix 84 %. */
 #include <stdint.h>
@@ -421,22 +421,10 @@ struct mma_kernel {
                 griddepcontrol_launch_dependents();
             }
 
-            const bool is_f32 = args.splits > 1 || args.c_dtype == TCG_f32;
-            epilogue_target c;
-            c.row = static_cast<int64_t>(place.tile_m) * BLOCK_M + warp_m;
-            c.col = static_cast<int64_t>(place.tile_n) * BLOCK_N + warp_n;
-            c.rows = args.m - c.row;
-            c.cols = args.n - c.col;
-            c.row_stride = args.c_row;
-            c.col_stride = args.c_col;
-            c.corner = static_cast<char *>(args.c) +
-                       (place.offset.c + c.row * args.c_row + c.col * args.c_col) * (is_f32 ? 4 : 2);
-            char *staging = smem + warp * STAGING;
-            if (is_f32) {
-                store_accumulators<f32, STAGING>(acc, epilogue_identity(), staging, threadIdx.x % 32, c);
-            } else {
-                store_accumulators<In, STAGING>(acc, epilogue_identity(), staging, threadIdx.x % 32, c);
-            }
+            const epilogue_target c =
+                warp_target(args, place.offset.c, static_cast<int64_t>(place.tile_m) * BLOCK_M + warp_m,
+                            static_cast<int64_t>(place.tile_n) * BLOCK_N + warp_n);
+            store_result<In, STAGING>(args, acc, smem + warp * STAGING, threadIdx.x % 32, c);
             __syncthreads();
         }
     }

@@ -165,9 +165,9 @@ struct tma_mma_kernel {
             const uint32_t stage = smem + at.stage * STAGE_BYTES;
             const uint32_t full = smem + FULL + at.stage * 8;
             mbarrier_wait(smem + EMPTY + at.stage * 8, at.phase ^ 1);
-            mbarrier_arrive_expect_tx(full, args.walk.stage_bytes);
-            a_boxes::load(stage, &args.a, m, k, batch * args.walk.a_batched, full);
-            b_boxes::load(stage + a_boxes::BYTES, &args.b, n, k, batch * args.walk.b_batched, full);
+            mbarrier_arrive_expect_tx(full, args.walk.a.bytes + args.walk.b.bytes);
+            a_boxes::load(stage, &args.a, m, k, batch * args.walk.a.batched, full);
+            b_boxes::load(stage + a_boxes::BYTES, &args.b, n, k, batch * args.walk.b.batched, full);
         }
         __device__ __forceinline__ void advance(const tcg_tma_walk &walk) {
             at.advance();
@@ -286,22 +286,11 @@ struct tma_mma_kernel {
     static __device__ __forceinline__ void store(const tcg_gemm_args &args, const tma_place &place, int warp_m,
                                                  int warp_n, char *staging, int lane,
                                                  const float (&acc)[TILES_M][TILES_N][4]) {
-        const bool is_f32 = args.splits > 1 || args.c_dtype == TCG_f32;
-        epilogue_target c;
-        c.row = static_cast<int64_t>(place.tile_m) * BLOCK_M + warp_m;
-        c.col = static_cast<int64_t>(place.tile_n) * BLOCK_N + warp_n;
-        c.rows = args.m - c.row;
-        c.cols = args.n - c.col;
-        c.row_stride = args.c_row;
-        c.col_stride = args.c_col;
         const int64_t offset = (args.batch_ndim > 0 ? place.batch * args.batch[0].c : 0) + place.split * args.c_split;
-        c.corner =
-            static_cast<char *>(args.c) + (offset + c.row * args.c_row + c.col * args.c_col) * (is_f32 ? 4 : 2);
-        if (is_f32) {
-            store_accumulators<f32, STAGING>(acc, epilogue_identity(), staging, lane, c);
-        } else {
-            store_accumulators<In, STAGING>(acc, epilogue_identity(), staging, lane, c);
-        }
+        const epilogue_target c =
+            warp_target(args, offset, static_cast<int64_t>(place.tile_m) * BLOCK_M + warp_m,
+                        static_cast<int64_t>(place.tile_n) * BLOCK_N + warp_n);
+        store_result<In, STAGING>(args, acc, staging, lane, c);
     }
 
     static __device__ __forceinline__ void consume(const tcg_tma_args &args, char *shared, uint32_t smem, int warp) {

@@ -145,6 +145,19 @@ struct Wgmma {
         }
     }
 
+    // How a tile's part of an operand is loaded: by which map, in how many boxes (MN-major), how many bytes.
+    struct Side {
+        const tcg_tensor_map *map;
+        int boxes, bytes;
+    };
+
+    // `beyond`: the tile reaches beyond the operand.
+    static __device__ Side side(const tcg_tensor_map &whole, const tcg_tensor_map &part, const tcg_tma_side &of, bool k_major,
+                                int boxes, bool beyond) {
+        const bool parted = beyond && of.part_bytes != of.bytes;
+        return {parted && k_major ? &part : &whole, parted ? of.part_boxes : boxes, parted ? of.part_bytes : of.bytes};
+    }
+
     static __device__ void produce(const tcg_tma_args &args, uint32_t stages, uint32_t full, uint32_t empty, int rank,
                                    int32_t tile, int32_t step, Work w) {
         const tcg_tma_walk &walk = args.walk;
@@ -155,25 +168,19 @@ struct Wgmma {
         Ring<STAGES> ring;
         griddepcontrol_wait();
         while (true) {
-            const bool a_part = walk.a_part_saves && w.row + BLOCK_M > walk.m;
-            const bool b_part = walk.b_part_saves && w.column + BLOCK_N > walk.n;
+            const Side a = side(args.a, args.a_part, walk.a, A_K_MAJOR, BLOCK_M / BOX, w.row + BLOCK_M > walk.m);
+            const Side b = side(args.b, args.b_part, walk.b, B_K_MAJOR, B_ROWS / BOX, w.column + BLOCK_N > walk.n);
             const bool a_none = CM > 1 && CN == 1 && w.row >= walk.m;  // a tile too many: it only fetches for the others
-            const int stage_bytes = walk.stage_bytes - (a_none ? walk.a_bytes : a_part ? walk.a_part_saves : 0) -
-                                    (b_part ? walk.b_part_saves : 0);
-            const tcg_tensor_map *const a = A_K_MAJOR && a_part ? &args.a_part : &args.a;
-            const tcg_tensor_map *const b = B_K_MAJOR && b_part ? &args.b_part : &args.b;
-            const int a_boxes = a_part ? walk.a_part_boxes : BLOCK_M / BOX;
-            const int b_boxes = b_part ? walk.b_part_boxes : B_ROWS / BOX;
+            const int stage_bytes = (a_none ? 0 : a.bytes) + b.bytes;
+            const int32_t a_batch = w.batch * walk.a.batched, b_batch = w.batch * walk.b.batched;
             for (int block = 0; block < w.k_blocks; ++block, ring.advance()) {
                 const uint32_t barrier = full + ring.stage * 8, stage = stages + ring.stage * STAGE_BYTES;
                 const int32_t k = w.k + block * BLOCK_K;
                 mbarrier_wait(empty + ring.stage * 8, ring.phase ^ 1);
                 mbarrier_arrive_expect_tx(barrier, stage_bytes);
                 if (!a_none)
-                    load<A_K_MAJOR, BLOCK_M, CN>(stage, a, w.row, k, w.batch * walk.a_batched, in_n, barrier, a_mask,
-                                                 a_boxes);
-                load<B_K_MAJOR, B_ROWS, CM>(stage + A_BYTES, b, w.column, k, w.batch * walk.b_batched, in_m, barrier,
-                                            b_mask, b_boxes);
+                    load<A_K_MAJOR, BLOCK_M, CN>(stage, a.map, w.row, k, a_batch, in_n, barrier, a_mask, a.boxes);
+                load<B_K_MAJOR, B_ROWS, CM>(stage + A_BYTES, b.map, w.column, k, b_batch, in_m, barrier, b_mask, b.boxes);
             }
             if (step >= walk.tiles - tile) break;
             tile += step;
@@ -271,6 +278,8 @@ struct Wgmma {
     // C by way of shared memory, in batches of BOXES boxes of 64 rows x 128 bytes, as they are or (16-bit
     // elements) transposed. The columns beyond whole boxes make a narrow one, in lines as long as they are.
     //   wait until the stores before have read the boxes -> barrier -> write -> proxy fence -> barrier -> store
+    // (Half of the boxes at a time, while the others are read, costs more in barriers than it hides; a line of 256 bytes or
+    // more by a bulk copy of its own takes up to twice as long.)
     template <class Out, bool TRANSPOSED, int BOXES, int HALF>
     static __device__ void store_boxes(const tcg_tma_args &args, const float (&d)[FRAGMENTS][HALF], uint32_t boxes,
                                        const Work &w, int wg_row, int wg, int thread, bool by_tma) {
@@ -287,7 +296,7 @@ struct Wgmma {
                 const int f = (batch + i) / IN_A_ROW, in_row = (batch + i) % IN_A_ROW;
                 const bool tail = TAIL > 0 && in_row == IN_A_ROW - 1;
                 write_box<Out, TRANSPOSED, HALF>(boxes + i * TCG_WGMMA_C_BOX_BYTES, d[f], in_row * COLUMNS,
-                                           tail ? TAIL : COLUMNS, tail && !TRANSPOSED, lane, warp);
+                                                 tail ? TAIL : COLUMNS, tail && !TRANSPOSED, lane, warp);
             }
             fence_proxy_async();
             bar_sync(BAR_STORE + wg, 128);
@@ -476,7 +485,7 @@ struct Wgmma {
     }
 
     // Everything before the first load is on the path of every launch: warp 0 finds its first tile while warp 1 makes the
-    // barriers and warp 2 fetches the tensor maps.
+    // barriers and warps 2 and 3 fetch the tensor maps.
     static __device__ void run(const tcg_tma_args &args) {
         extern __shared__ uint8_t shared[];
         const uint32_t stages = (static_cast<uint32_t>(__cvta_generic_to_shared(shared)) + 1023) & ~1023u;
@@ -484,7 +493,7 @@ struct Wgmma {
         const uint32_t full = c_area + TCG_WGMMA_C_BYTES(BLOCK_M, BLOCK_N, WGS, CK, C_BOXES), empty = full + STAGES * 8;
         const int rank = CLUSTER > 1 ? cluster_ctarank() : 0;
         const int32_t first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
-        constexpr int READY_THREADS = 64 + WGS * 128;
+        constexpr int THREADS = TCG_WGMMA_THREADS(WGS);
 
         if (threadIdx.x < 128) {
             if constexpr (WGS > 1) setmaxnreg_dec<PRODUCER_REGISTERS>();  // the warpgroup's four warps at once
@@ -492,10 +501,11 @@ struct Wgmma {
         if (threadIdx.x < 32) {
             if constexpr (CLUSTER > 1) barrier_cluster_arrive();
             const Work w = work(args.walk, first, rank);
-            bar_sync(BAR_READY, READY_THREADS);
+            bar_sync(BAR_READY, THREADS);
             // Multicast writes into the others and signals their barriers.
             if constexpr (CM * CN > 1) barrier_cluster_wait();
-            if (threadIdx.x == 0) produce(args, stages, full, empty, rank, first, step, w);
+            // One thread, in a way that tells the compiler so: the operands of its TMAs then stay in uniform registers.
+            if (elect_sync()) produce(args, stages, full, empty, rank, first, step, w);
             __syncwarp();
         } else if (threadIdx.x < 128) {
             if (threadIdx.x == 32) {
@@ -514,12 +524,12 @@ struct Wgmma {
             }
             if (threadIdx.x == 96) prefetch_tensormap(&args.c);
             __syncwarp();
-            if (threadIdx.x < 64) bar_arrive(BAR_READY, READY_THREADS);
             if constexpr (CLUSTER > 1) barrier_cluster_arrive();
+            bar_sync(BAR_READY, THREADS);
         } else {
             if constexpr (CLUSTER > 1) barrier_cluster_arrive();
             if constexpr (WGS > 1) setmaxnreg_inc<CONSUMER_REGISTERS>();
-            bar_sync(BAR_READY, READY_THREADS);
+            bar_sync(BAR_READY, THREADS);
             consume(args, stages, full, empty, c_area, rank, first, step);
         }
     }

@@ -61,21 +61,6 @@ TCG_WMMA_LOAD_SHARED(wmma_b_row_bf16, wmma_load_b_row_bf16)
 TCG_WMMA_LOAD_SHARED(wmma_b_col_bf16, wmma_load_b_col_bf16)
 #undef TCG_WMMA_LOAD_SHARED
 
-/* C from (row, col) on. */
-static __device__ __forceinline__ epilogue_target warp_target(const tcg_gemm_args &args, int64_t batch_offset,
-                                                              int64_t row, int64_t col) {
-    epilogue_target c;
-    c.row = row;
-    c.col = col;
-    c.rows = args.m - row;
-    c.cols = args.n - col;
-    c.row_stride = args.c_row;
-    c.col_stride = args.c_col;
-    c.corner = static_cast<char *>(args.c) +
-               (batch_offset + row * args.c_row + col * args.c_col) * (args.c_dtype == TCG_f32 ? 4 : 2);
-    return c;
-}
-
 /* A part of C, `m` rows and `n` columns from c's corner on. size: bytes an element. */
 static __device__ __forceinline__ epilogue_target part_of(const epilogue_target &c, int m, int n, int size) {
     epilogue_target part = c;

@@ -72,6 +72,7 @@ class _Plan(TypedDict):
     grid: NotRequired[int]
     copies: NotRequired[list[_Copy]]
     workspace_bytes: NotRequired[int]
+    cycles: NotRequired[int]
     why: str | None
 
 class _Explanation(_Plan):
@@ -177,5 +178,6 @@ def _plan(
     device: dict[str, int],
     kernel: str | None = None,
     batch_invariant: bool = False,
+    tuned: tuple[float, float, float] | None = None,
 ) -> _Plan: ...
 def _plan_fuzz(count: int, seed: int, /) -> None: ...

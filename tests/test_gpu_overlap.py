@@ -38,8 +38,9 @@ def chain(name):
         torch.cuda.synchronize()
         tcgemm.matmul(y, v.T, out=z)
         torch.cuda.synchronize()
-        exact = (x.double() @ w.double().T).to(torch.bfloat16)
-        assert torch.equal(y, exact)
+        # A few terms a sum: exact before its rounding.
+        assert torch.equal(y, (x.double() @ w.double().T).to(torch.bfloat16))
+        assert torch.equal(z, (y.double() @ v.double().T).to(torch.bfloat16))
         expected.append(z.clone())
     assert not torch.equal(*expected)
     return xs, w, v, y, z, expected

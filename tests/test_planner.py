@@ -66,6 +66,7 @@ def has_code(cc, dtype="bfloat16"):
     return True
 
 
+W128 = "tcg_wgmma_sm90_bf16_nt_128x128x64_s6_w2_coop_c1x1x1"
 needs_90 = pytest.mark.skipif(not has_code(90), reason="built without sm_90")
 
 
@@ -309,3 +310,39 @@ def test_raster_groups_stay_within_the_tiles_and_the_l2_cache():
     assert 1 < found["raster_group"] <= 16
     assert plan(16, 8192, 8192, kernel="mma")["raster_group"] == 1
     assert plan(8192, 8192, 8192, where=device(l2_bytes=1 << 20))["raster_group"] == 1
+    # Each group of rows of tiles reads all of B: three rows are one group, not two and one.
+    assert plan(384, 28672, 4096, kernel=W128)["raster_group"] == 3
+    assert plan(17 * 128, 4096, 4096, kernel=W128)["raster_group"] == 9
+
+
+@needs_90
+def test_a_row_can_be_forced_either_way_round():
+    direct, swapped = (plan(300, 2112, 7168, kernel=f"{W128}:{way}") for way in ("direct", "swapped"))
+    assert (direct["kernel"], direct["swap"], direct["tiles_m"]) == (W128, False, 3)
+    assert (swapped["kernel"], swapped["swap"], swapped["tiles_m"]) == (W128, True, 17)
+    free = plan(300, 2112, 7168, kernel=W128)
+    assert free["cycles"] == min(direct["cycles"], swapped["cycles"])
+    for wrong in (f"{W128}:sideways", f"{W128}:", "wgmma:swapped", ":direct"):
+        with pytest.raises(ValueError, match="':direct' or ':swapped' may follow, got"):
+            plan(300, 2112, 7168, kernel=wrong)
+
+
+@needs_90
+def test_constants_of_a_row_can_be_tried():
+    as_it_is = plan(4096, 4096, 4096, kernel=W128)["cycles"]
+    assert plan(4096, 4096, 4096, kernel=W128, tuned=(2.0, 1.0, 2000.0))["cycles"] > 1.3 * as_it_is
+    assert (
+        plan(16, 28672, 4096, kernel=W128, tuned=(1.0, 2.0, 2000.0))["cycles"]
+        > 1.3 * plan(16, 28672, 4096, kernel=W128)["cycles"]
+    )
+    for wrong in (3, (1.0, 2.0), (1.0, 2.0, "x")):
+        with pytest.raises(TypeError):
+            plan(64, 64, 64, kernel=W128, tuned=wrong)
+
+
+@needs_90
+def test_the_longer_side_of_a_problem_may_lie_either_way():
+    """C can be written by columns as well, and so 2112 = 33 x 64 columns lie along the short side of the tiles: 33 x 4
+    of 64 x 256 are one round of 132 SMs."""
+    assert plan(1024, 2112, 7168)["swap"]
+    assert tile_of(plan(1024, 2112, 7168))[:2] == (64, 256)

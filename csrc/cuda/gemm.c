@@ -11,9 +11,6 @@ enum { REDUCE_ELEMS = 4, REDUCE_BLOCKS_MAX = 16 };
 /* tcg_copy: rounds of resident blocks where the grid stops to grow. */
 enum { COPY_ROUNDS = 4 };
 
-static int64_t div_up(int64_t x, int64_t y) { return x / y + (x % y != 0); }
-static int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
-
 /* One operand's part of the copy but for its blocks. Returns its pieces of 16 bytes; 0 where nothing is copied. */
 static int64_t copy_job(const tcg_plan *plan, bool is_b, char *workspace, tcg_copy_job *job) {
     const tcg_plan_copy *copy = is_b ? &plan->copy_b : &plan->copy_a;
@@ -61,7 +58,7 @@ static int launch_copies(const tcg_scope *scope, int ordinal, const tcg_plan *pl
                                         : most;
     for (int i = 0; i < 2; i++) {
         int64_t share = (int64_t)(room * ((double)pieces[i] / all));
-        args.job[i].blocks = (uint32_t)smaller(div_up(pieces[i], TCG_COPY_THREADS), share > 0 ? share : 1);
+        args.job[i].blocks = (uint32_t)tcg_smaller(tcg_div_up(pieces[i], TCG_COPY_THREADS), share > 0 ? share : 1);
         walk_by_pieces(&args.job[i], args.elem_bytes);
     }
     tcg_launch launch = {.slot = TCG_SLOT_COPY,
@@ -95,10 +92,10 @@ static int launch_reduce(const tcg_scope *scope, int ordinal, const tcg_plan *pl
         args.c_together = args.c_together && args.batch[d].a % 4 == 0;
     }
     const int64_t sums = args.c_split / (args.n % REDUCE_ELEMS ? 1 : REDUCE_ELEMS), sms = scope->props->sm_count;
-    int64_t blocks = div_up(sums * TCG_REDUCE_PARTS, TCG_REDUCE_THREADS);
+    int64_t blocks = tcg_div_up(sums * TCG_REDUCE_PARTS, TCG_REDUCE_THREADS);
     args.shared = args.splits >= TCG_REDUCE_PARTS && blocks <= sms * TCG_REDUCE_BLOCKS; /* all resident at once */
     if (!args.shared)
-        blocks = smaller(div_up(sums, TCG_REDUCE_THREADS), sms * REDUCE_BLOCKS_MAX);
+        blocks = tcg_smaller(tcg_div_up(sums, TCG_REDUCE_THREADS), sms * REDUCE_BLOCKS_MAX);
     tcg_launch launch = {.slot = TCG_SLOT_REDUCE,
                          .image = TCG_IMAGE_util,
                          .name = "tcg_reduce",

@@ -8,6 +8,9 @@
 
 #include "../../kernels/abi.h"
 
+static inline int64_t tcg_div_up(int64_t x, int64_t y) { return x / y + (x % y != 0); }
+static inline int64_t tcg_smaller(int64_t x, int64_t y) { return x < y ? x : y; }
+
 /* ---- errors ---------------------------------------------------------------------------------------------- */
 
 /* What went wrong, for the binding to map to an exception. */
@@ -69,8 +72,12 @@ typedef struct tcg_kernel {
     int smem_bytes; /* dynamic */
 } tcg_kernel;
 
-extern const char *const tcg_family_names[TCG_FAMILY_COUNT];
-extern const bool tcg_family_tma[TCG_FAMILY_COUNT], tcg_family_waits[TCG_FAMILY_COUNT];
+typedef struct tcg_family_traits {
+    const char *name;
+    bool tma, waits;
+} tcg_family_traits;
+
+extern const tcg_family_traits tcg_families[TCG_FAMILY_COUNT];
 extern const char *const tcg_dtype_names[TCG_DTYPE_COUNT]; /* "float16" ... */
 extern const int tcg_dtype_bytes[TCG_DTYPE_COUNT];
 extern const char *const tcg_order_names[TCG_ORDER_COUNT];
@@ -115,7 +122,10 @@ typedef struct tcg_problem {
 typedef struct tcg_options {
     int family; /* -1: the planner's choice */
     int kernel; /* registry index, -1: the planner's choice */
+    int swap;   /* with `kernel`: 0 as the problem is, 1 as C^T = B^T @ A^T, -1 the planner's choice */
     bool batch_invariant;
+    const double
+        *tuned; /* with `kernel`: TCG_TUNED's last three constants (csrc/cuda/tuned.def), or NULL: those there */
 } tcg_options;
 
 /* ---- the plan (plan.c): a pure function of problem, device and options ----------------------------------------- */
@@ -142,6 +152,7 @@ typedef struct tcg_plan_result {
 typedef struct tcg_plan {
     const tcg_kernel *kernel; /* NULL: nothing to launch (an empty result) */
     const char *why;          /* static text */
+    double cycles;            /* the estimate that it was chosen by, from its launch to its end */
     bool swap;                /* computes C^T = B^T @ A^T: args.a is the caller's b */
     bool ptx;                 /* the driver compiles it at first use */
     int64_t tiles_m, tiles_n, tiles;

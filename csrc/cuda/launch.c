@@ -135,9 +135,9 @@ int tcg_launch_gemm(const tcg_scope *scope, int ordinal, const tcg_plan *plan, c
                          .smem_bytes = kernel->smem_bytes,
                          .args = args};
     tcg_tma_args tma_args; /* on the stack: tensor maps are made anew for every launch, in a fifth of a microsecond */
-    launch.waits = tcg_family_waits[kernel->family];
+    launch.waits = tcg_families[kernel->family].waits;
     launch.cluster = kernel->cluster_m * kernel->cluster_n * kernel->cluster_k;
-    if (tcg_family_tma[kernel->family]) {
+    if (tcg_families[kernel->family].tma) {
         bool fills_device = plan->grid >= (uint32_t)scope->props->sm_count;
         if (tcg_tma_encode(scope->driver, kernel, args, fills_device, &tma_args, err))
             return -1;

@@ -16,21 +16,23 @@ static const tcg_chip chips[] = {
 
 #define WGMMA_FLOPS 4096.0 /* a clock an SM, fp32 accumulation */
 #define SLACK 0.05         /* of the blocks' own time, though memory takes longer: it never overlaps all */
-#define INGEST_BYTES 68.0  /* what an SM takes in by TMA a clock */
-#define STRADDLE 1.96      /* requests that a box line makes which starts within a sector of the L2 cache */
+#define INGEST_BYTES 71.1  /* what an SM takes in by TMA a clock */
+#define STRADDLE 2.08      /* requests that a box line makes which starts within a sector of the L2 cache */
 #define SECTOR_BYTES 32    /* of the L2 cache */
-#define BOX_CYCLES 70.0    /* the least a TMA box takes, however short */
-#define PART_BOX 1.09      /* time of the arithmetic where a box of B is not all used */
+#define BOX_CYCLES 68.2    /* the least a TMA box takes, however short */
+#define PART_BOX 1.06      /* time of the arithmetic where a box of B is not all used */
 #define WGMMA_START_CYCLES \
-    3350.0 /* from one kernel to the next in a stream, up to a block's first data, and its last to the end */
+    2952.0 /* from one kernel to the next in a stream, up to a block's first data, and its last to the end */
 #define START_CYCLES 1600.0 /* the same without BLOCK_CYCLES, for blocks that load by themselves */
-#define BOTH 0.22           /* arithmetic and memory in balance take so much longer than one of them */
-#define HOT 0.159           /* the tensor cores' slow-down at the power limit, reached by HOT_CYCLES */
-#define HOT_CYCLES 221000.0
-#define PINGPONG_HIDES 0.33 /* of a tile's start and end, while the other warpgroup computes */
-#define SIMT_BOTH 0.4       /* FFMAs and the reads for them: of the shorter time, what the longer one does not hide */
-#define SIMT_ANY 1.05       /* time of a kernel of no order, against the others */
-#define SMEM_BYTES 128.0    /* shared memory: bytes a clock an SM */
+#define BOTH 0.20           /* arithmetic and memory in balance take so much longer than one of them */
+#define HOT 0.15            /* the tensor cores' slow-down at the power limit, reached by HOT_CYCLES */
+#define HOT_CYCLES 350000.0
+#define PINGPONG_HIDES 0.31 /* of a tile's start and end, while the other warpgroup computes */
+#define SPLIT_SHARED \
+    0.61              /* of memory's time: clusters that split K lose so much where several read the same weights */
+#define SIMT_BOTH 0.4 /* FFMAs and the reads for them: of the shorter time, what the longer one does not hide */
+#define SIMT_ANY 1.05 /* time of a kernel of no order, against the others */
+#define SMEM_BYTES 128.0       /* shared memory: bytes a clock an SM */
 #define MEMORY_LATENCY 800.0   /* clocks from a load's issue to its data */
 #define LAUNCH_CYCLES 3000.0   /* one more kernel in the stream */
 #define COPY_CYCLES 4500.0     /* tcg_copy's own start and end, of one operand or both */
@@ -38,7 +40,7 @@ static const tcg_chip chips[] = {
 #define COPY_SHARE 0.8         /* of memory bandwidth that tcg_copy reaches along rows */
 #define COPY_TURNED_SHARE 0.4  /* the same for other strides */
 #define COPY_ISSUE_CYCLES 4.0  /* a warp's load or copy instruction with its address and predicate */
-#define NEXT_TILE_CYCLES 370.0 /* from one tile of a block to its next one, at least */
+#define NEXT_TILE_CYCLES 736.0 /* from one tile of a block to its next one, at least */
 #define FP32_BYTES 28.0        /* of fp32 results a clock, through shared memory */
 #define REDUCE_CYCLES 1500.0   /* tcg_reduce's own start and end */
 #define SPLIT_CYCLES 10.0      /* tcg_reduce: one more partial sum to add */
@@ -49,8 +51,8 @@ static const tcg_chip chips[] = {
 #define SPLITS_MAX 64
 #define SPLIT_ITERATIONS_MIN 4 /* k-blocks a split is worth starting for */
 #define PARTIALS_BYTES_MAX (64.0 * 1024 * 1024)
+#define RASTER_ROWS_MAX 16                /* rows of tiles to a group */
 #define SKINNY 64                         /* up to here the swapped product may fit the tiles better */
-#define SKINNY_TMA 256                    /* the same where TMA stores C either way */
 #define AXIS_MAX ((int64_t)1 << 48)       /* of an axis: larger cannot be memory, and keeps all sums below 2^63 */
 #define ALIGN_BYTES 256                   /* of the workspace's parts */
 #define COPY_ROW_BYTES 128                /* a copy's rows are a multiple of: whole lines of the L2 cache */
@@ -67,8 +69,6 @@ static double ceil_(double x) {
     double whole = floor_(x);
     return whole < x ? whole + 1 : whole;
 }
-
-static int64_t div_up(int64_t x, int64_t y) { return x / y + (x % y != 0); }
 
 static void model_simt(const tcg_kernel *kernel, const tcg_chip *chip, int *registers, double *cycles) {
     double flops = 2.0 * kernel->block_m * kernel->block_n * kernel->block_k;
@@ -97,7 +97,7 @@ static void model_wgmma(const tcg_kernel *kernel, const tcg_chip *chip, int *reg
     *cycles = 2.0 * kernel->block_m * kernel->block_n * kernel->block_k / WGMMA_FLOPS;
 }
 
-/* Measured constants of wgmma rows, made by benchmarks/tune.py. */
+/* Constants of a wgmma row, fitted by benchmarks/tune.py to times of it alone. */
 typedef struct tuned {
     int block_m, block_n, block_k;
     bool pingpong;
@@ -178,7 +178,9 @@ static int kernel_bucket(const tcg_kernel *kernel) {
                      kernel->align_bytes < ROW_ALIGN_BYTES);
 }
 
-static void candidate_build(const tcg_kernel *kernel, const tcg_plan_view *view, bool ptx, tcg_candidate *row) {
+/* constants: TCG_TUNED's, or NULL: as the table has them. */
+static void candidate_build(const tcg_kernel *kernel, const tcg_plan_view *view, bool ptx, const double *constants,
+                            tcg_candidate *row) {
     int registers;
     double cycles;
     families[kernel->family].model(kernel, view->chip, &registers, &cycles);
@@ -196,7 +198,9 @@ static void candidate_build(const tcg_kernel *kernel, const tcg_plan_view *view,
     row->block_cycles = cycles;
     row->latency_cycles = MEMORY_LATENCY / (kernel->stages > 1 ? kernel->stages - 1 : 1);
     if (kernel->family == TCG_FAMILY_wgmma) {
-        const tuned t = tuned_row(kernel);
+        tuned t = tuned_row(kernel);
+        if (constants)
+            t.arithmetic = constants[0], t.memory = constants[1], t.tile_cycles = constants[2];
         row->block_cycles *= t.arithmetic;
         if (kernel->order % 2 == 0 && kernel->block_n % TCG_TMA_BOX_ELEMS) /* an MN-major B is held in whole boxes */
             row->block_cycles *= PART_BOX;
@@ -248,9 +252,9 @@ void tcg_plan_view_build(const tcg_device_props *device, tcg_plan_view *view) {
     }
     for (int i = 0; i < TCG_KERNEL_COUNT; i++)
         if (TAKEN(i, tcg_kernel_at(i))) {
-            candidate_build(tcg_kernel_at(i), view, runs[i] == TCG_RUNS_PTX,
+            candidate_build(tcg_kernel_at(i), view, runs[i] == TCG_RUNS_PTX, NULL,
                             &view->rows[count[kernel_bucket(tcg_kernel_at(i))]++]);
-            view->tma |= tcg_family_tma[tcg_kernel_at(i)->family];
+            view->tma |= tcg_families[tcg_kernel_at(i)->family].tma;
             view->wgmma |= tcg_kernel_at(i)->family == TCG_FAMILY_wgmma;
         }
 #undef TAKEN
@@ -467,7 +471,7 @@ struct shape_costs {
 /* Cycles from the launch to the end for blocks of cp.async or plain loads, and of tma_mma. */
 static double block_estimate(const struct job *job, const tcg_plan_view *view, const tcg_candidate *row,
                              const struct shape_costs *c, double splits) {
-    const bool tma = tcg_family_tma[row->kernel->family], simt = row->kernel->family == TCG_FAMILY_simt;
+    const bool tma = tcg_families[row->kernel->family].tma, simt = row->kernel->family == TCG_FAMILY_simt;
     const double written = splits > 1 ? 4 : job->out_bytes;
     struct waves w = {.iterations = splits > 1 ? ceil_(c->iterations / splits) : c->iterations,
                       .cycles = c->cycles,
@@ -497,6 +501,8 @@ static double wgmma_estimate(const struct job *job, const tcg_plan_view *view, c
     loop *= 1 + HOT * min2(1, loop / HOT_CYCLES);
     loop += (rounds - 1) * next;
     double memory = (c->moved_bytes + job->c_elems * written) * view->per_dram_byte * row->memory;
+    if (row->kernel->cluster_k > 1)
+        memory *= 1 + SPLIT_SHARED * (1 - 1 / ceil_(c->m > c->n ? c->n * row->per_n : c->m * row->per_m));
     double longer = max2(loop, memory), part = min2(loop, memory) / longer;
     part *= part;
     return WGMMA_START_CYCLES + longer * (1 + BOTH * part * part) + end;
@@ -518,7 +524,7 @@ static double copy_share(const struct operand *side, bool k_major) {
 static void boxes_cycles(int block_k, int block, int sharers, double lines, bool k_major, bool straddles,
                          double cycles[2]) {
     const double line_cycles = TCG_TMA_BOX_ELEMS * 2 / INGEST_BYTES;
-    const double boxes = k_major ? block_k / TCG_TMA_BOX_ELEMS : div_up(block, TCG_TMA_BOX_ELEMS);
+    const double boxes = k_major ? block_k / TCG_TMA_BOX_ELEMS : tcg_div_up(block, TCG_TMA_BOX_ELEMS);
     const double taken = boxes * (k_major ? lines : block_k);
     const bool twice = straddles || (!k_major && lines < TCG_TMA_BOX_ELEMS);
     cycles[0] += max2(boxes * BOX_CYCLES, taken * line_cycles);
@@ -531,7 +537,7 @@ static void consider(const struct job *job, const tcg_plan_view *view, bool may_
     const tcg_candidate *row = choice->row;
     const tcg_kernel *kernel = row->kernel;
     const struct operand *a = &job->side[choice->swap], *b = &job->side[!choice->swap];
-    const bool tma = tcg_family_tma[kernel->family], wgmma = kernel->family == TCG_FAMILY_wgmma;
+    const bool tma = tcg_families[kernel->family].tma, wgmma = kernel->family == TCG_FAMILY_wgmma;
     struct shape_costs c = {.m = (double)a->size, .n = (double)b->size, .k = (double)job->k};
     c.blocks = ceil_(c.m * row->per_m) * ceil_(c.n * row->per_n) * (double)job->batches * cluster_blocks(kernel);
     c.iterations = max2(ceil_(c.k * row->per_k), 1);
@@ -614,11 +620,11 @@ static const char *tma_refuses(const struct job *job, const tcg_kernel *kernel) 
         return "an axis of 2^31 elements or more";
     if (job->k == 0)
         return "K = 0";
-    if (kernel &&
-        (double)div_up(job->m, kernel->block_m) * (double)div_up(job->n, kernel->block_n) * (double)job->batches >=
-            INT32_MAX)
+    if (kernel && (double)tcg_div_up(job->m, kernel->block_m) * (double)tcg_div_up(job->n, kernel->block_n) *
+                          (double)job->batches >=
+                      INT32_MAX)
         return "2^31 tiles or more";
-    if (kernel && div_up(job->k, kernel->block_k) < kernel->cluster_k)
+    if (kernel && tcg_div_up(job->k, kernel->block_k) < kernel->cluster_k)
         return "a K shorter than the cluster that splits it";
     return NULL;
 }
@@ -639,7 +645,7 @@ static void consider_row(const struct job *job, const tcg_plan_view *view, const
         return;
     struct choice choice = {.row = row, .swap = swap};
     int order = row->kernel->order;
-    bool tma = tcg_family_tma[row->kernel->family];
+    bool tma = tcg_families[row->kernel->family].tma;
     if (tma && tma_refuses(job, row->kernel))
         return;
     for (int i = 0; i < 2 && order >= 0; i++) {
@@ -658,8 +664,8 @@ static void consider_row(const struct job *job, const tcg_plan_view *view, const
 /* A cluster of more tiles than there are along an axis: blocks that only fetch for the others. */
 static bool idle_blocks(const struct job *job, const tcg_candidate *row, bool swap) {
     const tcg_kernel *kernel = row->kernel;
-    return div_up(job->side[swap].size, kernel->block_m) < kernel->cluster_m ||
-           div_up(job->side[!swap].size, kernel->block_n) < kernel->cluster_n;
+    return tcg_div_up(job->side[swap].size, kernel->block_m) < kernel->cluster_m ||
+           tcg_div_up(job->side[!swap].size, kernel->block_n) < kernel->cluster_n;
 }
 
 static void consider_bucket(const struct job *job, const tcg_plan_view *view, int bucket, int family, bool swap,
@@ -712,11 +718,11 @@ static void choose(const struct job *job, const tcg_plan_view *view, const tcg_o
         choose_exception(job, view, may_split, best);
     if (best->row)
         return;
-    /* Stores run along the axis of C that has unit stride. Where that puts a short side along the long one of the
-     * tiles, the other way round is estimated too. */
+    /* Stores run along the axis of C that has unit stride: either axis with TMA, so both ways round are estimated, else
+     * rows, and the other way is estimated where a short side would lie along the long one of the tiles. */
     bool swap = job->c_stride[1] != 1 && job->c_stride[0] == 1;
     int64_t side = job->side[!swap].size, other = job->side[swap].size;
-    bool both = view->tma ? side <= SKINNY_TMA || other <= SKINNY_TMA : side <= SKINNY && side < other;
+    bool both = view->tma || (side <= SKINNY && side < other);
     for (int i = 0; i <= both; i++, swap = !swap) {
         const struct operand *a = &job->side[swap], *b = &job->side[!swap];
         int order = 2 * !a->k_major + b->k_major;
@@ -739,10 +745,11 @@ static void choose(const struct job *job, const tcg_plan_view *view, const tcg_o
 static void choose_kernel(const struct job *job, const tcg_plan_view *view, const tcg_options *options,
                           const tcg_kernel *kernel, tcg_candidate *room, struct choice *best) {
     /* Built anew: the view leaves out what it would never choose. */
-    candidate_build(kernel, view, tcg_kernel_runs(kernel, view->cc) == TCG_RUNS_PTX, room);
+    candidate_build(kernel, view, tcg_kernel_runs(kernel, view->cc) == TCG_RUNS_PTX, options->tuned, room);
     best->row = NULL;
     for (int swap = 0; swap < 2; swap++)
-        consider_row(job, view, room, swap, !options->batch_invariant, best);
+        if (options->swap < 0 || options->swap == swap)
+            consider_row(job, view, room, swap, !options->batch_invariant, best);
 }
 
 /* ---- why not ------------------------------------------------------------------------------------------------- */
@@ -805,7 +812,7 @@ static int check_kernel(const tcg_kernel *kernel, const struct job *job, const t
     if (options->batch_invariant && kernel->cluster_k > 1)
         return tcg_fail(err, TCG_ERR_UNSUPPORTED, 0,
                         "kernel=%s splits K over a cluster, which batch_invariant=True excludes", kernel->name);
-    const char *refused = tcg_family_tma[kernel->family] ? tma_refuses(job, kernel) : NULL;
+    const char *refused = tcg_families[kernel->family].tma ? tma_refuses(job, kernel) : NULL;
     if (refused)
         return tcg_fail(err, TCG_ERR_UNSUPPORTED, 0, "kernel=%s cannot take %s", kernel->name, refused);
     return 0;
@@ -830,8 +837,8 @@ static int fail_nothing(const struct job *job, const tcg_plan_view *view, int fa
             least_bytes = min_int(least_bytes, kernel->smem_bytes);
         }
     }
-    const char *what = family >= 0 ? tcg_family_names[family] : "any kernel";
-    const char *refused = family >= 0 && tcg_family_tma[family] && runs ? tma_refuses(job, NULL) : NULL;
+    const char *what = family >= 0 ? tcg_families[family].name : "any kernel";
+    const char *refused = family >= 0 && tcg_families[family].tma && runs ? tma_refuses(job, NULL) : NULL;
     if (refused)
         return tcg_fail(err, TCG_ERR_UNSUPPORTED, 0, "kernel=%s cannot take %s", what, refused);
     if (family >= 0 && takes >= 0 && takes != job->dtype)
@@ -874,7 +881,7 @@ static int place_operand(const struct job *job, const struct choice *choice, int
         copy->needed = true;
         copy->rows = k_major ? side->size : job->k;
         copy->cols = k_major ? job->k : side->size;
-        copy->row_elems = div_up(copy->cols, pad) * pad;
+        copy->row_elems = tcg_div_up(copy->cols, pad) * pad;
         copy->batches = side->entries;
         copy->src = side->data;
         copy->src_row = k_major ? side->stride : side->k_stride;
@@ -978,17 +985,17 @@ static int place_result(const struct job *job, const struct choice *choice, tcg_
 }
 
 /* Rows of tiles to a group: the blocks that run together then read a near-square part of C, which needs the fewest
- * lines of A and B; less where a group's A does not stay in the L2 cache. */
+ * lines of A and B; less where a group's A does not stay in the L2 cache. Each group reads all of B: so the fewest groups
+ * that this allows, of equal height. */
 static int raster_group(const tcg_plan *plan, const struct job *job, const tcg_plan_view *view, int occupancy) {
     const tcg_kernel *kernel = plan->kernel;
     int block_m = kernel->block_m * kernel->cluster_m, block_n = kernel->block_n * kernel->cluster_n;
     double together = (double)view->sm_count * occupancy / cluster_blocks(kernel) * block_n / block_m;
     double panel = (double)block_m * (double)job->k * job->elem_bytes;
-    int group = 1;
-    while (group < 16 && 2 * group <= plan->tiles_m && 4.0 * group * group <= 1.5 * together &&
-           2 * group * panel <= view->l2_bytes)
-        group *= 2;
-    return group;
+    int64_t most = 1;
+    while (most < RASTER_ROWS_MAX && (most + 1) * (most + 1) <= together && (most + 1) * panel <= view->l2_bytes)
+        most++;
+    return (int)tcg_div_up(plan->tiles_m, tcg_div_up(plan->tiles_m, most));
 }
 
 static const char *explain(const struct job *job, const struct choice *choice, const tcg_plan *plan,
@@ -1028,6 +1035,7 @@ static int write_plan(const struct job *job, const tcg_plan_view *view, const st
     int64_t tiles;
     plan->kernel = kernel;
     plan->swap = choice->swap;
+    plan->cycles = choice->cycles;
     plan->ptx = choice->row->ptx;
     args->m = job->side[choice->swap].size;
     args->n = job->side[!choice->swap].size;
@@ -1036,13 +1044,13 @@ static int write_plan(const struct job *job, const tcg_plan_view *view, const st
     for (int d = 0; d < job->batch_ndim; d++)
         args->batch[d].size = job->batch_size[d];
 
-    int64_t iterations = job->k ? div_up(job->k, kernel->block_k) : 1;
+    int64_t iterations = job->k ? tcg_div_up(job->k, kernel->block_k) : 1;
     int64_t splits = (int64_t)choice->splits;
-    int64_t per_split = div_up(iterations, splits);
-    plan->splits = args->splits = (int32_t)div_up(iterations, per_split);
+    int64_t per_split = tcg_div_up(iterations, splits);
+    plan->splits = args->splits = (int32_t)tcg_div_up(iterations, per_split);
     plan->k_per_split = args->k_per_split = per_split * kernel->block_k;
-    plan->tiles_m = args->tiles_m = div_up(args->m, kernel->block_m * kernel->cluster_m);
-    plan->tiles_n = args->tiles_n = div_up(args->n, kernel->block_n * kernel->cluster_n);
+    plan->tiles_m = args->tiles_m = tcg_div_up(args->m, kernel->block_m * kernel->cluster_m);
+    plan->tiles_n = args->tiles_n = tcg_div_up(args->n, kernel->block_n * kernel->cluster_n);
     if (__builtin_mul_overflow(plan->tiles_m, plan->tiles_n, &tiles) ||
         __builtin_mul_overflow(tiles, (int64_t)plan->splits, &tiles) ||
         __builtin_mul_overflow(tiles, job->batches, &tiles))
@@ -1097,7 +1105,7 @@ static bool is_empty(const tcg_problem *problem) {
 
 int tcg_plan_make_view(const tcg_problem *problem, const tcg_plan_view *view, const char *name,
                        const tcg_options *options, tcg_plan *plan, tcg_error *err) {
-    static const tcg_options defaults = {.family = -1, .kernel = -1};
+    static const tcg_options defaults = {.family = -1, .kernel = -1, .swap = -1};
     struct job job;
     struct choice best;
     tcg_candidate forced;

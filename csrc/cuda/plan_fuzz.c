@@ -312,7 +312,7 @@ static const char *check_plan(const tcg_problem *problem, const tcg_device_props
     if (plan->grid < 1 || plan->grid > INT32_MAX || plan->grid % cluster ||
         (int64_t)plan->grid / cluster > plan->tiles)
         return "a wrong grid";
-    const char *fault = tcg_family_tma[kernel->family] ? tma_fault(plan) : NULL;
+    const char *fault = tcg_families[kernel->family].tma ? tma_fault(plan) : NULL;
     if (fault)
         return fault;
     if (plan->splits < 1 || plan->splits != args->splits || plan->k_per_split != args->k_per_split ||
@@ -365,13 +365,13 @@ static bool may_refuse(const tcg_problem *problem, const tcg_device_props *devic
     const tcg_kernel *forced = tcg_kernel_at(options->kernel);
     bool no_tma = problem->batch_ndim > 1 || longest >= 0x1p30L ||
                   results >= 0x1p30L * (forced ? forced->block_m * forced->block_n : 1024);
-    if (options->family >= 0 && tcg_family_tma[options->family] && (no_tma || problem->k == 0))
+    if (options->family >= 0 && tcg_families[options->family].tma && (no_tma || problem->k == 0))
         return true;
     if (options->kernel >= 0) {
         const tcg_kernel *kernel = tcg_kernel_at(options->kernel);
         if (options->batch_invariant && kernel->cluster_k > 1)
             return true;
-        if (tcg_family_tma[kernel->family] && (no_tma || problem->k <= kernel->block_k * (kernel->cluster_k - 1)))
+        if (tcg_families[kernel->family].tma && (no_tma || problem->k <= kernel->block_k * (kernel->cluster_k - 1)))
             return true;
         return kernel->in_dtype != problem->in_dtype || tcg_kernel_runs(kernel, device->cc) == TCG_RUNS_NOT ||
                kernel->smem_bytes > device->smem_block_bytes;
@@ -396,7 +396,7 @@ int tcg_plan_fuzz(long count, uint64_t seed, char *failure, size_t size) {
         tcg_problem problem;
         tcg_plan plan;
         tcg_error err = {0};
-        tcg_options options = {.family = -1, .kernel = -1, .batch_invariant = !below(&state, 4)};
+        tcg_options options = {.family = -1, .kernel = -1, .swap = -1, .batch_invariant = !below(&state, 4)};
         if (i % 16 == 0) {
             draw_device(&state, &device);
             tcg_plan_view_build(&device, &view);

@@ -4,20 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const tcg_family_names[TCG_FAMILY_COUNT] = {
-#define X(name, tma, waits) [TCG_FAMILY_##name] = #name,
-    TCG_FAMILIES(X)
-#undef X
-};
-
-const bool tcg_family_tma[TCG_FAMILY_COUNT] = {
-#define X(name, tma, waits) [TCG_FAMILY_##name] = tma,
-    TCG_FAMILIES(X)
-#undef X
-};
-
-const bool tcg_family_waits[TCG_FAMILY_COUNT] = {
-#define X(name, tma, waits) [TCG_FAMILY_##name] = waits,
+const tcg_family_traits tcg_families[TCG_FAMILY_COUNT] = {
+#define X(name, tma, waits) [TCG_FAMILY_##name] = {#name, tma, waits},
     TCG_FAMILIES(X)
 #undef X
 };

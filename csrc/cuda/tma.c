@@ -48,26 +48,47 @@ static uint32_t box_lines(int block, int sharers, int64_t lines) {
     return (uint32_t)(sharers == 1 && lines < block ? lines : block / sharers);
 }
 
-/* A or B: `own` is its M or N, with the strides along that and along k. */
-static tensor operand(const char *name, const tcg_kernel *kernel, const void *data, bool k_major, int64_t own,
-                      int64_t k, int64_t stride, int64_t k_stride, int64_t entries, int64_t entry_stride, int block,
-                      int sharers) {
-    return (tensor){.name = name,
-                    .data = data,
-                    .dtype = kernel->in_dtype,
-                    .inner = k_major ? k : own,
-                    .outer = k_major ? own : k,
-                    .entries = entry_stride ? entries : 1,
-                    .outer_stride = k_major ? stride : k_stride,
-                    .entry_stride = entry_stride,
-                    .box_inner = TCG_TMA_BOX_ELEMS,
-                    .box_outer = k_major ? box_lines(block, sharers, own) : (uint32_t)kernel->block_k};
-}
+/* A or B as the kernel's blocks load it. */
+typedef struct operand {
+    const char *name;
+    const void *data;
+    bool k_major;
+    int64_t own, stride, k_stride; /* its M or N, and elements from one to the next along that and along k */
+    int64_t entries, entry_stride;
+    int block, rows; /* of M or N to a tile, and what of it shared memory holds */
+    int sharers;     /* blocks of a cluster that load a slice of the tile each */
+} operand;
 
-/* What of a last tile lies within the operand: `own` elements along M or N in tiles of `block`. Blocks of a cluster that
- * share an operand load whole slices. Nothing where the operand has whole tiles, or one, whose box is as short as it is. */
-static int part_of_tile(int64_t own, int block, int sharers, bool k_major) {
-    return sharers > 1 || (k_major && own < block) ? 0 : (int)(own % block);
+/* The operand's map and, where its last tile has one, that tile's. */
+static int encode_operand(const tcg_driver *driver, const tcg_kernel *kernel, const operand *of, int64_t k,
+                          tcg_tensor_map *map, tcg_tensor_map *part_map, tcg_tma_side *side, tcg_error *err) {
+    tensor t = {.name = of->name,
+                .data = of->data,
+                .dtype = kernel->in_dtype,
+                .inner = of->k_major ? k : of->own,
+                .outer = of->k_major ? of->own : k,
+                .entries = of->entry_stride ? of->entries : 1,
+                .outer_stride = of->k_major ? of->stride : of->k_stride,
+                .entry_stride = of->entry_stride,
+                .box_inner = TCG_TMA_BOX_ELEMS,
+                .box_outer = of->k_major ? box_lines(of->block, of->sharers, of->own) : (uint32_t)kernel->block_k};
+    const int lines = of->k_major ? (int)t.box_outer * of->sharers : of->rows;
+    /* No part where the operand has whole tiles, or one, whose box is as short as it is. */
+    const bool parts =
+        kernel->family == TCG_FAMILY_wgmma && of->sharers == 1 && !(of->k_major && of->own < of->block);
+    const int part = parts ? (int)(of->own % of->block) : 0;
+    const int boxes = (part + TCG_TMA_BOX_ELEMS - 1) / TCG_TMA_BOX_ELEMS;
+    const int part_lines = part == 0 ? lines : of->k_major ? part : boxes * TCG_TMA_BOX_ELEMS;
+    *side = (tcg_tma_side){.bytes = lines * kernel->block_k * 2,
+                           .part_bytes = part_lines * kernel->block_k * 2,
+                           .part_boxes = (int16_t)boxes,
+                           .batched = of->entry_stride != 0};
+    if (encode(driver, &t, map, err))
+        return -1;
+    if (part == 0 || !of->k_major)
+        return 0;
+    t.box_outer = (uint32_t)part;
+    return encode(driver, &t, part_map, err);
 }
 
 /* C in boxes of 64 lines x 128 bytes, and what a tile's N has beyond them. */
@@ -103,28 +124,36 @@ tcg_divisor tcg_divisor_of(int64_t by) {
 
 int tcg_tma_encode(const tcg_driver *driver, const tcg_kernel *kernel, const tcg_gemm_args *args, bool fills_device,
                    tcg_tma_args *out, tcg_error *err) {
-    bool a_k_major = kernel->order == TCG_nn || kernel->order == TCG_nt;
-    bool b_k_major = kernel->order == TCG_nt || kernel->order == TCG_tt;
-    tcg_batch_dim batch = args->batch_ndim ? args->batch[0] : (tcg_batch_dim){.size = 1};
-    tensor a = operand("A", kernel, args->a, a_k_major, args->m, args->k, args->a_row, args->a_col, batch.size,
-                       batch.a, kernel->block_m, kernel->cluster_n);
-    tensor b = operand("B", kernel, args->b, b_k_major, args->n, args->k, args->b_col, args->b_row, batch.size,
-                       batch.b, kernel->block_n, kernel->cluster_m);
+    const tcg_batch_dim batch = args->batch_ndim ? args->batch[0] : (tcg_batch_dim){.size = 1};
+    const operand a = {.name = "A",
+                       .data = args->a,
+                       .k_major = kernel->order == TCG_nn || kernel->order == TCG_nt,
+                       .own = args->m,
+                       .stride = args->a_row,
+                       .k_stride = args->a_col,
+                       .entries = batch.size,
+                       .entry_stride = batch.a,
+                       .block = kernel->block_m,
+                       .rows = kernel->block_m,
+                       .sharers = kernel->cluster_n};
+    const bool b_k_major = kernel->order == TCG_nt || kernel->order == TCG_tt;
+    const operand b = {.name = "B",
+                       .data = args->b,
+                       .k_major = b_k_major,
+                       .own = args->n,
+                       .stride = args->b_col,
+                       .k_stride = args->b_row,
+                       .entries = batch.size,
+                       .entry_stride = batch.b,
+                       .block = kernel->block_n,
+                       .rows = TCG_WGMMA_B_ROWS(kernel->block_n, b_k_major),
+                       .sharers = kernel->cluster_m};
     if (!driver->cuTensorMapEncodeTiled)
         return tcg_fail(err, TCG_ERR_NO_DRIVER, 0, "%s: this NVIDIA driver has no cuTensorMapEncodeTiled (CUDA 12.0)",
                         kernel->name);
-    int a_lines = a_k_major ? (int)a.box_outer * kernel->cluster_n : kernel->block_m;
-    int b_lines = b_k_major ? (int)b.box_outer * kernel->cluster_m : TCG_WGMMA_B_ROWS(kernel->block_n, false);
-    bool wgmma = kernel->family == TCG_FAMILY_wgmma;
-    int a_part = wgmma ? part_of_tile(args->m, kernel->block_m, kernel->cluster_n, a_k_major) : 0;
-    int b_part = wgmma ? part_of_tile(args->n, kernel->block_n, kernel->cluster_m, b_k_major) : 0;
-    int a_held = a_k_major ? a_part : (a_part + TCG_TMA_BOX_ELEMS - 1) / TCG_TMA_BOX_ELEMS * TCG_TMA_BOX_ELEMS;
-    int b_held = b_k_major ? b_part : (b_part + TCG_TMA_BOX_ELEMS - 1) / TCG_TMA_BOX_ELEMS * TCG_TMA_BOX_ELEMS;
     out->gemm = *args;
     out->walk = (tcg_tma_walk){
         .tiles = (int32_t)args->tiles,
-        .stage_bytes = (a_lines + b_lines) * kernel->block_k * 2,
-        .a_bytes = a_lines * kernel->block_k * 2,
         .k = (int32_t)args->k,
         .k_per_split = (int32_t)args->k_per_split,
         .m = (int32_t)args->m,
@@ -135,30 +164,15 @@ int tcg_tma_encode(const tcg_driver *driver, const tcg_kernel *kernel, const tcg
         .group = tcg_divisor_of(args->raster_group * args->tiles_n),
         .rows = tcg_divisor_of(args->raster_group),
         .splits = tcg_divisor_of(args->splits),
-        .a_batched = batch.a != 0,
-        .b_batched = batch.b != 0,
         .c_tma = (int16_t)args->c_tma,
         .c_dtype = (int16_t)args->c_dtype,
-        .a_part_saves = a_part ? (a_lines - a_held) * kernel->block_k * 2 : 0,
-        .b_part_saves = b_part ? (b_lines - b_held) * kernel->block_k * 2 : 0,
-        .a_part_boxes = (int16_t)(a_held / TCG_TMA_BOX_ELEMS),
-        .b_part_boxes = (int16_t)(b_held / TCG_TMA_BOX_ELEMS),
         .hands_over = fills_device ? TCG_AFTER_LOADS : TCG_AFTER_PRODUCTS,
     };
     if (args->tiles_m % args->raster_group)
         out->walk.last_rows = tcg_divisor_of(args->tiles_m % args->raster_group);
-    if (encode(driver, &a, &out->a, err) || encode(driver, &b, &out->b, err))
+    if (encode_operand(driver, kernel, &a, args->k, &out->a, &out->a_part, &out->walk.a, err) ||
+        encode_operand(driver, kernel, &b, args->k, &out->b, &out->b_part, &out->walk.b, err))
         return -1;
-    if (a_part && a_k_major) {
-        a.box_outer = (uint32_t)a_part;
-        if (encode(driver, &a, &out->a_part, err))
-            return -1;
-    }
-    if (b_part && b_k_major) {
-        b.box_outer = (uint32_t)b_part;
-        if (encode(driver, &b, &out->b_part, err))
-            return -1;
-    }
     if (args->c_tma != TCG_C_TMA_ROWS && args->c_tma != TCG_C_TMA_COLUMNS)
         return 0;
     return encode_result(driver, kernel, args, batch.size, args->batch_ndim ? batch.c : args->c_split, out, err);

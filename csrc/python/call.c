@@ -103,18 +103,26 @@ int tcg_options_kernel(PyObject *object, tcg_options *options) {
     if (!name)
         return -1;
     for (int i = 0; i < TCG_FAMILY_COUNT; i++) {
-        if (!strcmp(name, tcg_family_names[i])) {
+        if (!strcmp(name, tcg_families[i].name)) {
             options->family = i;
             return 0;
         }
     }
-    const tcg_kernel *kernel = tcg_kernel_find(name);
-    if (!kernel) {
+    /* "row:direct" and "row:swapped" say which way round as well. */
+    const char *colon = strchr(name, ':');
+    char row[160];
+    snprintf(row, sizeof row, "%.*s", colon ? (int)(colon - name) : (int)strlen(name), name);
+    const tcg_kernel *kernel = tcg_kernel_find(row);
+    if (colon)
+        options->swap = !strcmp(colon, ":swapped") ? 1 : !strcmp(colon, ":direct") ? 0 : -1;
+    if (!kernel || (colon && options->swap < 0)) {
         char families[256] = "";
         for (int i = 0; i < TCG_FAMILY_COUNT; i++)
             snprintf(families + strlen(families), sizeof families - strlen(families), "%s%s", i ? ", " : "",
-                     tcg_family_names[i]);
-        PyErr_Format(PyExc_ValueError, "kernel: expected a family (%s) or a name from tcgemm.kernels(), got %R",
+                     tcg_families[i].name);
+        PyErr_Format(PyExc_ValueError,
+                     "kernel: expected a family (%s) or a name from tcgemm.kernels(), which ':direct' or "
+                     "':swapped' may follow, got %R",
                      families, object);
         return -1;
     }
@@ -173,7 +181,7 @@ static void call_init(call *c, PyObject *module, call_mode mode) {
     c->state = PyModule_GetState(module);
     c->mode = mode;
     c->has_out = c->has_stream = c->has_kernel = c->must_enter = c->launched = false;
-    c->options = (tcg_options){.family = -1, .kernel = -1, .batch_invariant = c->state->batch_invariant};
+    c->options = (tcg_options){.family = -1, .kernel = -1, .swap = -1, .batch_invariant = c->state->batch_invariant};
     c->out_dtype = -1;
     c->current.count = 0;
     c->result.object = NULL;
@@ -750,9 +758,9 @@ static PyObject *copies_list(const tcg_plan *plan) {
 PyObject *tcg_plan_dict(const tcg_plan *plan) {
     const tcg_kernel *kernel = plan->kernel;
     return Py_BuildValue(
-        "{s:N,s:N,s:N,s:N,s:N,s:N,s:O,s:O,s:i,s:L,s:i,s:L,s:L,s:L,s:I,s:N,s:K,s:N}", "kernel",
+        "{s:N,s:N,s:N,s:N,s:N,s:N,s:O,s:O,s:i,s:L,s:i,s:L,s:L,s:L,s:I,s:N,s:K,s:L,s:N}", "kernel",
         optional_text(kernel ? kernel->name : NULL), "family",
-        optional_text(kernel ? tcg_family_names[kernel->family] : NULL), "order",
+        optional_text(kernel ? tcg_families[kernel->family].name : NULL), "order",
         optional_text(kernel && kernel->order >= 0 ? tcg_order_names[kernel->order] : NULL), "tile",
         kernel ? Py_BuildValue("(iii)", kernel->block_m, kernel->block_n, kernel->block_k) : Py_NewRef(Py_None),
         "stages", kernel ? PyLong_FromLong(kernel->stages) : Py_NewRef(Py_None), "cluster",
@@ -761,7 +769,8 @@ PyObject *tcg_plan_dict(const tcg_plan *plan) {
         "k_per_split", (long long)plan->k_per_split, "raster_group", plan->raster_group, "tiles_m",
         (long long)plan->tiles_m, "tiles_n", (long long)plan->tiles_n, "tiles", (long long)plan->tiles, "grid",
         (unsigned)plan->grid, "copies", copies_list(plan), "workspace_bytes",
-        (unsigned long long)plan->workspace_bytes, "why", optional_text(plan->why));
+        (unsigned long long)plan->workspace_bytes, "cycles",
+        plan->cycles < 0x1p62 ? (long long)plan->cycles : LLONG_MAX, "why", optional_text(plan->why));
 }
 
 /* As explain() gives it: what was asked first. */

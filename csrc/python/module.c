@@ -36,7 +36,7 @@ static PyObject *py_kernels(PyObject *module, PyObject *unused) {
         PyObject *warps = k->warps_m ? Py_BuildValue("(ii)", k->warps_m, k->warps_n) : Py_NewRef(Py_None);
         PyObject *one = Py_BuildValue(
             "{s:s,s:s,s:s,s:N,s:z,s:(iii),s:i,s:(iii),s:N,s:i,s:i,s:i,s:s}", "name", k->name, "family",
-            tcg_family_names[k->family], "in_dtype", tcg_dtype_names[k->in_dtype], "out_dtype", outs, "order",
+            tcg_families[k->family].name, "in_dtype", tcg_dtype_names[k->in_dtype], "out_dtype", outs, "order",
             k->order < 0 ? NULL : tcg_order_names[k->order], "tile", k->block_m, k->block_n, k->block_k, "stages",
             k->stages, "cluster", k->cluster_m, k->cluster_n, k->cluster_k, "warps", warps, "align_bytes",
             k->align_bytes, "threads", k->threads, "smem_bytes", k->smem_bytes, "arch", tcg_image_archs(k->image));
@@ -55,7 +55,7 @@ static PyObject *families_at(int cc) {
         if (tcg_kernel_runs(tcg_kernel_at(i), cc) != TCG_RUNS_NOT)
             runs[tcg_kernel_at(i)->family] = true;
     for (int i = 0; list && i < TCG_FAMILY_COUNT; i++) {
-        PyObject *name = runs[i] ? PyUnicode_FromString(tcg_family_names[i]) : NULL;
+        PyObject *name = runs[i] ? PyUnicode_FromString(tcg_families[i].name) : NULL;
         if (runs[i] && (!name || PyList_Append(list, name)))
             Py_CLEAR(list);
         Py_XDECREF(name);
@@ -216,33 +216,43 @@ static int int_from_dict(PyObject *dict, const char *key, int *value) {
     return 0;
 }
 
-PyDoc_STRVAR(plan_doc, "_plan($module, shape_mnk, in_dtype, out_dtype, a, b, c, batch, device, kernel=None, "
-                       "batch_invariant=False)\n--\n\n"
-                       "The plan for a product on a device that need not exist: explain() without arrays.\n\n"
-                       "a, b, c are (address, row stride, column stride); batch is a list of (size, a, b, c), "
-                       "innermost first, strides in\n"
-                       "elements; device has cc, sm_count, smem_block_bytes, smem_sm_bytes and l2_bytes.");
+PyDoc_STRVAR(plan_doc,
+             "_plan($module, shape_mnk, in_dtype, out_dtype, a, b, c, batch, device, kernel=None, "
+             "batch_invariant=False, tuned=None)\n--\n\n"
+             "The plan for a product on a device that need not exist: explain() without arrays.\n\n"
+             "a, b, c are (address, row stride, column stride); batch is a list of (size, a, b, c), "
+             "innermost first, strides in\n"
+             "elements; device has cc, sm_count, smem_block_bytes, smem_sm_bytes and l2_bytes. tuned, with a row as\n"
+             "kernel: (arithmetic, memory, tile cycles) instead of csrc/cuda/tuned.def's.");
 
 static PyObject *py_plan(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"shape_mnk", "in_dtype", "out_dtype",       "a", "b", "c", "batch",
-                            "device",    "kernel",   "batch_invariant", NULL};
+    static char *names[] = {"shape_mnk", "in_dtype", "out_dtype",       "a",     "b", "c", "batch",
+                            "device",    "kernel",   "batch_invariant", "tuned", NULL};
     tcg_state *state = PyModule_GetState(module);
     const char *in_dtype, *out_dtype;
     PyObject *batch, *device, *kernel = Py_None, *axes = NULL, *result = NULL;
     tcg_problem p = {0};
     tcg_device_props props = {.name = "a device"};
-    tcg_options options = {.family = -1, .kernel = -1};
+    tcg_options options = {.family = -1, .kernel = -1, .swap = -1};
     tcg_plan plan;
     tcg_error err;
     unsigned long long address[3];
     long long m, n, k, row[3], col[3];
     int batch_invariant = 0;
+    double constants[3];
+    PyObject *tuned = Py_None;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "(LLL)ss(KLL)(KLL)(KLL)OO!|Op:_plan", names, &m, &n, &k, &in_dtype,
-                                     &out_dtype, &address[0], &row[0], &col[0], &address[1], &row[1], &col[1],
-                                     &address[2], &row[2], &col[2], &batch, &PyDict_Type, &device, &kernel,
-                                     &batch_invariant))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "(LLL)ss(KLL)(KLL)(KLL)OO!|OpO:_plan", names, &m, &n, &k,
+                                     &in_dtype, &out_dtype, &address[0], &row[0], &col[0], &address[1], &row[1],
+                                     &col[1], &address[2], &row[2], &col[2], &batch, &PyDict_Type, &device, &kernel,
+                                     &batch_invariant, &tuned))
         return NULL;
+    if (tuned != Py_None) {
+        if (!PyTuple_Check(tuned) || !PyArg_ParseTuple(tuned, "ddd", &constants[0], &constants[1], &constants[2]))
+            return PyErr_Occurred() ? NULL
+                                    : PyErr_Format(PyExc_TypeError, "tuned: expected three floats, got %R", tuned);
+        options.tuned = constants;
+    }
     p.m = m;
     p.n = n;
     p.k = k;
@@ -364,7 +374,9 @@ PyDoc_STRVAR(
     "or an\n"
     "          object with __cuda_stream__, cuda_stream or ptr. None: the current stream of a's framework on that "
     "device.\n"
-    "kernel    Forces a kernel family, or a kernel by its name in tcgemm.kernels().\n"
+    "kernel    Forces a kernel family, or a kernel by its name in tcgemm.kernels(); after a name, ':direct' or "
+    "':swapped'\n"
+    "          (the result computed as the transpose of B^T @ A^T) forces the way round too.\n"
     "batch_invariant\n"
     "          True: a row's bits do not depend on how many rows there are. None: what the environment variable\n"
     "          TCGEMM_BATCH_INVARIANT said at import, else False.\n\n"
@@ -398,6 +410,8 @@ PyDoc_STRVAR(
     "                    tiles of the result, and how blocks walk them\n"
     "copies              operands that are copied to a layout the kernel reads\n"
     "workspace_bytes     for copies and partial sums\n"
+    "cycles              the estimate by which the choice was made, from the launch to its end; 0: nothing to "
+    "launch\n"
     "why                 the reason for the choice\n\n"
     "Raises what matmul raises.");
 

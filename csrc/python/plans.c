@@ -15,7 +15,7 @@ typedef struct key {
     int64_t strides[6];
     uint8_t low_bits[3]; /* of the addresses of a, b and c */
     uint8_t in_dtype, out_dtype, batch_ndim, batch_invariant, used;
-    int32_t device, family, kernel, reserved;
+    int32_t device, family, kernel, swap;
     tcg_batch_dim batch[TCG_MAX_BATCH_DIMS]; /* batch_ndim of them */
 } key;
 _Static_assert(offsetof(key, batch) == 96, "no padding");
@@ -66,6 +66,7 @@ static size_t make_key(const tcg_problem *p, int device, const tcg_options *opti
         .device = device,
         .family = options->family,
         .kernel = options->kernel,
+        .swap = options->swap,
     };
     for (int i = 0; i < 3; i++)
         k->low_bits[i] = (uint8_t)((uintptr_t)addresses[i] & ALIGNMENT_MASK);
