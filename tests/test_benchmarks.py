@@ -418,6 +418,9 @@ class Product:
         ]
 
     def _name(self, a, kernel):
+        kernel, _, way = (kernel or "").partition(":")
+        if way == "swapped":
+            raise ValueError("not that way round")
         named = [entry["name"] for entry in self.kernels() if kernel in (entry["name"], entry["family"])]
         name = named[0] if kernel else self.chosen
         if ("f32" in name) != (a.dtype == self.device.torch.float32) and kernel:
@@ -570,7 +573,8 @@ def test_tune_end_to_end(simulated, tmp_path, capsys):
     path = tmp_path / "tune.json"
     assert tune.main(["--shapes", "8x8x8", "--rounds", "1", "--json", str(path)]) == 0
     (row,) = timing.read(path)["rows"]
-    assert (row["choice"], row["best"], row["loss"]) == (mma, wgmma, 1.0) and list(row["times"]) == [wgmma, mma]
+    assert (row["choice"], row["best"], row["loss"]) == (mma, f"{wgmma}:direct", 1.0)
+    assert list(row["times"]) == [f"{wgmma}:direct", f"{mma}:direct"]
     assert "+100.0% over 10.00 us" in capsys.readouterr().out
     assert tune.main(["--from", str(path), "--emit"]) == 0
     assert capsys.readouterr().out == (
@@ -604,6 +608,42 @@ def test_exceptions_of_two_dtypes_are_one_where_they_agree():
     assert [(entry["in_dtype"], entry["loss"], entry["splits"]) for entry in both] == [("any", 0.07, 2)]
     apart = tune.exceptions([result("bfloat16", "bf16", 0.05), result("float16", "f16", 0.02, m=9)])
     assert [(entry["in_dtype"], entry["m"]) for entry in apart] == [("any", 8)]
+
+
+def test_constants_are_fitted_to_times_by_the_planners_own_estimate():
+    """Times made of other constants come back as such an estimate."""
+    name = "tcg_wgmma_sm90_bf16_nt_128x128x64_s6_w2_coop_c1x1x1"
+    made, us_per_cycle, rows = (1.4, 1.2, 4000.0), 1 / 1755, []
+    device = {"cc": 90, "sm_count": 132, "smem_block_bytes": 232448, "smem_sm_bytes": 233472, "l2_bytes": 60 << 20}
+    for m, n, k in [
+        (64, 28672, 4096),
+        (128, 57344, 8192),
+        (8192, 8192, 64),
+        (4096, 4096, 4096),
+        (8192, 8192, 512),
+        (512, 4096, 4096),
+    ]:
+        row = {"m": m, "n": n, "k": k, "batch": 1, "order": "nt", "in_dtype": "bfloat16", "out_dtype": "bfloat16"}
+        point = tune.Point(row | {"times": {"": {"us": 1.0}}}, name, {"us": 1.0, "swap": False}, device)
+        try:
+            point.cycles()
+        except RuntimeError:
+            pytest.skip("built without wgmma")
+        rows.append(
+            row
+            | {
+                "times": {
+                    f"{name}:direct": TIME | {"us": point.cycles(made) * us_per_cycle, "splits": 1, "swap": False}
+                }
+            }
+        )
+    machine = {"compute_capability": [9, 0], "sms": 132, "l2_bytes": 60 << 20}
+    fitted = tune.fit([{"machine": machine, "rows": rows}])
+    ((line, constants),) = fitted.items()
+    assert line == "128, 128, 64, coop, 1, 1, 1"
+    scale = [tune.Point(row, f"{name}:direct", row["times"][f"{name}:direct"], device) for row in rows]
+    ratios = [point.cycles(tuple(constants)) / point.us for point in scale]
+    assert max(ratios) / min(ratios) < 1.05, (constants, ratios)
 
 
 def test_host_table():
