@@ -30,9 +30,7 @@ ANY_DTYPE = "any"  # where float16 and bfloat16 agree, or only one was measured
 WAYS = {False: ":direct", True: ":swapped"}  # what may follow a kernel's name
 # Lines of csrc/cuda/tuned.def for rows of 16-bit operands; a row's float16 and bfloat16 kernels share one.
 TUNED = "TCG_TUNED({row}, {0:.3f}, {1:.3f}, {2:.0f})"
-WGMMA = re.compile(
-    r"tcg_wgmma_sm90_(?:f16|bf16)_(?P<order>..)_(\d+)x(\d+)x(\d+)_s\d+_w\d_(coop|pingpong)_c(\d)x(\d)x(\d)"
-)
+WGMMA = re.compile(r"tcg_wgmma_sm90_(?:f16|bf16)_.._(\d+)x(\d+)x(\d+)_s\d+_w\d_(coop|pingpong)_c(\d)x(\d)x(\d)")
 TIGHT = 0.12  # of a fit: a time so much over its shape's fastest weighs 1/e
 STEPS = (1.25, 1.08, 1.02)  # of a constant, from coarse to fine
 LEAST = (1.0, 0.8, 200.0)  # that the three constants can be
@@ -196,7 +194,7 @@ class Point:
         b = (1 << 35, n, 1) if row["order"][1] == "n" else (1 << 35, 1, k)
         axes = [(batch, m * k, k * n, m * n)] if batch > 1 else []
         problem = ((m, n, k), row["in_dtype"], row["out_dtype"], a, b, (1 << 36, n, 1), axes, device)
-        self.arguments = (*problem, name + ("" if ":" in name else WAYS[time["swap"]]), False)
+        self.arguments = (*problem, name, False)
         self.us = time["us"]
         fastest = min(other["us"] for other in row["times"].values())
         self.weight = math.exp(-(self.us / fastest - 1) / TIGHT)
@@ -221,7 +219,7 @@ def points(results):
             for name, time in row["times"].items():
                 match = WGMMA.fullmatch(name.partition(":")[0])
                 if match and time["splits"] == 1:
-                    found.setdefault(", ".join(match.groups()[1:]), []).append(Point(row, name, time, device))
+                    found.setdefault(", ".join(match.groups()), []).append(Point(row, name, time, device))
     return found
 
 

@@ -612,7 +612,7 @@ def test_exceptions_of_two_dtypes_are_one_where_they_agree():
 
 def test_constants_are_fitted_to_times_by_the_planners_own_estimate():
     """Times made of other constants come back as such an estimate."""
-    name = "tcg_wgmma_sm90_bf16_nt_128x128x64_s6_w2_coop_c1x1x1"
+    name = "tcg_wgmma_sm90_bf16_nt_128x128x64_s6_w2_coop_c1x1x1:direct"
     made, us_per_cycle, rows = (1.4, 1.2, 4000.0), 1 / 1755, []
     device = {"cc": 90, "sm_count": 132, "smem_block_bytes": 232448, "smem_sm_bytes": 233472, "l2_bytes": 60 << 20}
     for m, n, k in [
@@ -624,24 +624,19 @@ def test_constants_are_fitted_to_times_by_the_planners_own_estimate():
         (512, 4096, 4096),
     ]:
         row = {"m": m, "n": n, "k": k, "batch": 1, "order": "nt", "in_dtype": "bfloat16", "out_dtype": "bfloat16"}
-        point = tune.Point(row | {"times": {"": {"us": 1.0}}}, name, {"us": 1.0, "swap": False}, device)
+        point = tune.Point(row | {"times": {"": {"us": 1.0}}}, name, {"us": 1.0}, device)
         try:
             point.cycles()
         except RuntimeError:
             pytest.skip("built without wgmma")
         rows.append(
-            row
-            | {
-                "times": {
-                    f"{name}:direct": TIME | {"us": point.cycles(made) * us_per_cycle, "splits": 1, "swap": False}
-                }
-            }
+            row | {"times": {name: TIME | {"us": point.cycles(made) * us_per_cycle, "splits": 1, "swap": False}}}
         )
     machine = {"compute_capability": [9, 0], "sms": 132, "l2_bytes": 60 << 20}
     fitted = tune.fit([{"machine": machine, "rows": rows}])
     ((line, constants),) = fitted.items()
     assert line == "128, 128, 64, coop, 1, 1, 1"
-    scale = [tune.Point(row, f"{name}:direct", row["times"][f"{name}:direct"], device) for row in rows]
+    scale = [tune.Point(row, name, row["times"][name], device) for row in rows]
     ratios = [point.cycles(tuple(constants)) / point.us for point in scale]
     assert max(ratios) / min(ratios) < 1.05, (constants, ratios)
 

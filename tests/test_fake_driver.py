@@ -824,7 +824,7 @@ def test_soak(run_fake):
     """20,000 calls: nothing on the device, no event, no memory of the process, no reference more than before."""
     run_fake("""
         import os
-        from test_leaks import resident_bytes
+        from test_leaks import WARM, resident_bytes
         a, b = fake.pair(rng)
         kind = prod.exchange_type(stream=0x700)
         odd = fake.operand(rng, "float16", ref.layout("stepped", (33, 40), rng))
@@ -843,8 +843,7 @@ def test_soak(run_fake):
                     lib.fake_reset()
                     [x.declare() for x in (a, b, odd, bad)]
             gc.collect()
-        # Free-threaded Python keeps freed pages for some ten thousand calls before it reaches its level.
-        some(500 if getattr(sys, "_is_gil_enabled", lambda: True)() else 15_000)
+        some(WARM)
         resident, events, counts = resident_bytes(), lib.fake_live_events(), [sys.getrefcount(x) for x in (a, b, kind, odd)]
         some(4000)
         tcgemm.matmul(a.capsule(), b.capsule())
