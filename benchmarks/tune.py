@@ -20,12 +20,12 @@ NEAR = 1.15  # of the fastest's time: kernels that are measured again
 ROUNDS = 7
 THRESHOLD = 0.03  # a choice that costs more than this is an exception
 
-# A line of csrc/cuda/tuned.def, for the shapes it can hold (order nt, no split); the others are printed as comments.
+# A line of csrc/cuda/tuned.def, for the shapes it can hold (order nt); the others are printed as comments.
 EXCEPTION = (
-    "TCG_EXCEPTION({m}, {m}, {n}, {k}, {family}, {tile}, {schedule}, {cluster}, {swap:d})"
+    "TCG_EXCEPTION({m}, {m}, {n}, {k}, {batch}, {family}, {tile}, {schedule}, {cluster}, {swap:d}, {split:d})"
     " /* {in_dtype}; {loss:.1%} faster than {chosen} */"
 )
-OTHER = "/* {in_dtype} {m}x{n}x{k} {order}: {family} {suffix}, {splits} splits; {loss:.1%} faster than {chosen} */"
+OTHER = "/* {in_dtype} {batch} x {m}x{n}x{k} {order}: {family} {suffix}, {splits} splits; {loss:.1%} faster than {chosen} */"
 ANY_DTYPE = "any"  # where float16 and bfloat16 agree, or only one was measured
 WAYS = {False: ":direct", True: ":swapped"}  # what may follow a kernel's name
 # Lines of csrc/cuda/tuned.def for rows of 16-bit operands; a row's float16 and bfloat16 kernels share one.
@@ -144,16 +144,16 @@ def exceptions(results, threshold=THRESHOLD):
     entries = {}
     for result in results:
         for row in result["rows"]:
-            if row["loss"] > threshold and row["batch"] == 1:
+            if row["loss"] > threshold:
                 match = symbol(row["best"])
-                entry = {key: row[key] for key in ("m", "n", "k", "order", "loss")} | {
+                entry = {key: row[key] for key in ("m", "n", "k", "batch", "order", "loss")} | {
                     "family": match["family"],
                     "suffix": match["suffix"],
                     "splits": row["times"][row["best"]]["splits"],
                     "swap": row["times"][row["best"]]["swap"],
                     "chosen": suffix(row["choice"]),
                 }
-                shape = tuple(row[key] for key in ("m", "n", "k", "order"))
+                shape = tuple(row[key] for key in ("m", "n", "k", "batch", "order"))
                 entries.setdefault(shape, {})[row["in_dtype"]] = entry
     found = []
     for by_dtype in entries.values():
@@ -170,10 +170,11 @@ def emit(entries):
     for entry in entries:
         tile = re.match(r"(\d+)x(\d+)x(\d+)_", entry["suffix"])
         schedule = re.search(r"_(coop|pingpong)_c(\d)x(\d)x(\d)", entry["suffix"])
-        held = tile and entry["order"] == "nt" and entry["splits"] == 1 and entry["family"] in ("mma", "wgmma")
+        held = tile and entry["order"] == "nt" and entry["family"] in ("mma", "wgmma")
         lines.append(
             (EXCEPTION if held else OTHER).format(
                 **entry,
+                split=entry["splits"] > 1,
                 tile=", ".join(tile.groups()) if tile else "",
                 schedule=schedule[1] if schedule else "coop",
                 cluster=", ".join(schedule.groups()[1:]) if schedule else "1, 1, 1",

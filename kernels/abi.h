@@ -88,9 +88,11 @@ typedef struct tcg_divisor {
     uint32_t by, multiplier, shift;
 } tcg_divisor;
 
-/* From when on wgmma lets the next kernel's blocks take the place of its own. Where a grid leaves SMs free, blocks that
- * come early settle there and crowd some parts of the chip: 96 of 132 SMs then stream weights 10 % slower. */
+/* From when on wgmma lets the next kernel's blocks start. They set themselves up and wait for this one's end, best from the
+ * first on where the device has room for two such grids. Where a larger grid leaves SMs free, blocks that come early settle
+ * there and crowd some parts of the chip: 96 of 132 SMs then stream weights 10 % slower. */
 enum tcg_hand_over {
+    TCG_AT_ONCE,
     TCG_AFTER_LOADS,    /* the last ones are issued */
     TCG_AFTER_PRODUCTS, /* the last main loop has ended */
 };
@@ -193,14 +195,16 @@ typedef struct tcg_reduce_args {
 #define TCG_MMA_THREADS(wm, wn) ((wm) * (wn) * 32)
 #define TCG_MMA_SMEM(bm, bn, bk, stages) (((bm) + (bn)) * (bk) * 2 * (stages))
 
-/* wgmma: boxes are 64 elements wide (128 bytes, the swizzle's span), so an MN-major tile is rounded up to that. wgs
- * consumer warpgroups and one for the producer. C goes through c_boxes boxes a consumer warpgroup. Where a cluster of ck
+/* wgmma: boxes are 64 elements wide (128 bytes, the swizzle's span), so an MN-major tile is rounded up to that; those of
+ * an MN-major B of 16 or 32 columns are as wide as it is, with the swizzle of that span. wgs consumer warpgroups and one for the producer. C goes through c_boxes boxes a consumer warpgroup. Where a cluster of ck
  * blocks splits K, each adds up and stores its share of the columns: the others' sums of those come in, and C goes through
  * their area. */
 #define TCG_TMA_BOX_ELEMS 64
 #define TCG_WGMMA_THREADS(wgs) (((wgs) + 1) * 128)
 #define TCG_WGMMA_C_BOX_BYTES (64 * 128) /* 64 rows of 128 bytes: 64 elements, or 32 of fp32 */
-#define TCG_WGMMA_B_ROWS(bn, b_k_major) ((b_k_major) ? (bn) : ((bn) + 63) / 64 * 64)
+#define TCG_WGMMA_B_BOX(bn, b_k_major) ((b_k_major) || (bn) > 32 ? TCG_TMA_BOX_ELEMS : (bn))
+#define TCG_WGMMA_B_ROWS(bn, b_k_major) \
+    ((b_k_major) ? (bn) : ((bn) - 1 + TCG_WGMMA_B_BOX(bn, 0)) / TCG_WGMMA_B_BOX(bn, 0) * TCG_WGMMA_B_BOX(bn, 0))
 #define TCG_WGMMA_STAGE_BYTES(bm, bn, bk, b_k_major) (((bm) + TCG_WGMMA_B_ROWS(bn, b_k_major)) * (bk) * 2)
 #define TCG_WGMMA_STORED_N(bn, ck) ((bn) / (ck))
 #define TCG_WGMMA_C_BYTES(bm, bn, wgs, ck, c_boxes)                         \

@@ -33,7 +33,6 @@ namespace {
 enum Schedule { coop, pingpong };
 
 constexpr int BOX = TCG_TMA_BOX_ELEMS;
-constexpr int BOX_ROW_BYTES = BOX * 2;
 
 // Named barriers; 0 is __syncthreads'.
 constexpr int BAR_STORE = 1;  // + warpgroup: its C buffers
@@ -69,6 +68,7 @@ struct Wgmma {
     static constexpr int FRAGMENTS = WG_M / 64;
     static constexpr int ACCUMULATORS = BLOCK_N / 2;                           // of a fragment, a thread
     static constexpr int B_ROWS = TCG_WGMMA_B_ROWS(BLOCK_N, B_K_MAJOR);        // as held in shared memory
+    static constexpr int B_BOX = TCG_WGMMA_B_BOX(BLOCK_N, B_K_MAJOR);          // elements that its boxes are wide
     static constexpr int A_BYTES = BLOCK_M * BLOCK_K * 2;
     static constexpr int STAGE_BYTES = TCG_WGMMA_STAGE_BYTES(BLOCK_M, BLOCK_N, BLOCK_K, B_K_MAJOR);
     static constexpr int SUMS = FRAGMENTS * ACCUMULATORS;
@@ -84,7 +84,7 @@ struct Wgmma {
     static_assert(SUMS <= 176, "accumulators must leave registers for the rest");
     static_assert(SCHEDULE == coop || WGS == 2, "pingpong is between two warpgroups");
     static_assert(A_K_MAJOR ? BLOCK_M % (8 * CN) == 0 : BLOCK_M % (BOX * CN) == 0, "A's slices");
-    static_assert(B_K_MAJOR ? BLOCK_N % (8 * CM) == 0 : B_ROWS % (BOX * CM) == 0, "B's slices");
+    static_assert(B_K_MAJOR ? BLOCK_N % (8 * CM) == 0 : B_ROWS % (B_BOX * CM) == 0, "B's slices");
     static_assert(CK == 1 || (CM * CN == 1 && SCHEDULE == coop), "split K has its own clusters");
     static_assert(CK == 1 || (FRAGMENTS == 1 && BLOCK_N % (8 * CK) == 0), "its blocks store whole groups of columns");
 
@@ -120,9 +120,9 @@ struct Wgmma {
     // One k-block of an operand of ROWS rows along M or N: this block's slice of it, to every block that shares it.
     // Boxes may be shorter than the tile where the whole operand is (the host's choice): the rows of the tile that are
     // then left as they were give rows or columns of the result that are never stored.
-    // K-major tiles are BLOCK_K/64 boxes of ROWS x 64 k, MN-major ones ROWS/64 boxes of BLOCK_K k x 64 rows, or the first
-    // `boxes` of them.
-    template <bool K_MAJOR, int ROWS, int SHARERS>
+    // K-major tiles are BLOCK_K/64 boxes of ROWS x 64 k, MN-major ones ROWS/WIDTH boxes of BLOCK_K k x WIDTH rows, or the
+    // first `boxes` of them.
+    template <bool K_MAJOR, int ROWS, int WIDTH, int SHARERS>
     static __device__ void load(uint32_t dst, const tcg_tensor_map *map, int32_t row, int32_t k, int32_t batch, int slice,
                                 uint32_t barrier, uint16_t mask, int boxes) {
         constexpr int SLICE = ROWS / SHARERS;
@@ -135,12 +135,12 @@ struct Wgmma {
         if constexpr (K_MAJOR) {
 #pragma unroll
             for (int box = 0; box < BLOCK_K / BOX; ++box)
-                copy(dst + (box * ROWS + slice * SLICE) * BOX_ROW_BYTES, k + box * BOX, row + slice * SLICE);
+                copy(dst + (box * ROWS + slice * SLICE) * BOX * 2, k + box * BOX, row + slice * SLICE);
         } else {
 #pragma unroll
-            for (int box = 0; box < SLICE / BOX; ++box) {
-                const int place = slice * (SLICE / BOX) + box;
-                if (SHARERS > 1 || box < boxes) copy(dst + place * BLOCK_K * BOX_ROW_BYTES, row + place * BOX, k);
+            for (int box = 0; box < SLICE / WIDTH; ++box) {
+                const int place = slice * (SLICE / WIDTH) + box;
+                if (SHARERS > 1 || box < boxes) copy(dst + place * BLOCK_K * WIDTH * 2, row + place * WIDTH, k);
             }
         }
     }
@@ -167,9 +167,10 @@ struct Wgmma {
         const uint16_t b_mask = ((1 << CM) - 1) << (CM * in_n);
         Ring<STAGES> ring;
         griddepcontrol_wait();
+        if (walk.hands_over == TCG_AT_ONCE) griddepcontrol_launch_dependents();
         while (true) {
             const Side a = side(args.a, args.a_part, walk.a, A_K_MAJOR, BLOCK_M / BOX, w.row + BLOCK_M > walk.m);
-            const Side b = side(args.b, args.b_part, walk.b, B_K_MAJOR, B_ROWS / BOX, w.column + BLOCK_N > walk.n);
+            const Side b = side(args.b, args.b_part, walk.b, B_K_MAJOR, B_ROWS / B_BOX, w.column + BLOCK_N > walk.n);
             const bool a_none = CM > 1 && CN == 1 && w.row >= walk.m;  // a tile too many: it only fetches for the others
             const int stage_bytes = (a_none ? 0 : a.bytes) + b.bytes;
             const int32_t a_batch = w.batch * walk.a.batched, b_batch = w.batch * walk.b.batched;
@@ -179,8 +180,8 @@ struct Wgmma {
                 mbarrier_wait(empty + ring.stage * 8, ring.phase ^ 1);
                 mbarrier_arrive_expect_tx(barrier, stage_bytes);
                 if (!a_none)
-                    load<A_K_MAJOR, BLOCK_M, CN>(stage, a.map, w.row, k, a_batch, in_n, barrier, a_mask, a.boxes);
-                load<B_K_MAJOR, B_ROWS, CM>(stage + A_BYTES, b.map, w.column, k, b_batch, in_m, barrier, b_mask, b.boxes);
+                    load<A_K_MAJOR, BLOCK_M, BOX, CN>(stage, a.map, w.row, k, a_batch, in_n, barrier, a_mask, a.boxes);
+                load<B_K_MAJOR, B_ROWS, B_BOX, CM>(stage + A_BYTES, b.map, w.column, k, b_batch, in_m, barrier, b_mask, b.boxes);
             }
             if (step >= walk.tiles - tile) break;
             tile += step;
@@ -192,13 +193,16 @@ struct Wgmma {
             for (int i = 0; i < STAGES; ++i, ring.advance()) mbarrier_wait(empty + ring.stage * 8, ring.phase ^ 1);
     }
 
-    // Descriptor of k16 step `step` of 64 (A) or BLOCK_N (B) rows from `row` on; the tile starts at `tile`.
-    template <bool K_MAJOR, int ROWS> static __device__ uint64_t descriptor(uint32_t tile, int row, int step) {
+    // Descriptor of k16 step `step` of 64 (A) or BLOCK_N (B) rows from `row` on; the tile starts at `tile`, and its boxes
+    // are WIDTH elements wide.
+    template <bool K_MAJOR, int ROWS, int WIDTH> static __device__ uint64_t descriptor(uint32_t tile, int row, int step) {
+        constexpr int LINE_BYTES = WIDTH * 2;
         if constexpr (K_MAJOR)
-            return wgmma_descriptor(tile + (step / 4 * ROWS + row) * BOX_ROW_BYTES + step % 4 * 32, 16, 8 * BOX_ROW_BYTES);
+            return wgmma_descriptor<LINE_BYTES>(tile + (step / 4 * ROWS + row) * LINE_BYTES + step % 4 * 32, 16,
+                                                8 * LINE_BYTES);
         else
-            return wgmma_descriptor(tile + (row / BOX * BLOCK_K + step * 16) * BOX_ROW_BYTES, BLOCK_K * BOX_ROW_BYTES,
-                                    8 * BOX_ROW_BYTES);
+            return wgmma_descriptor<LINE_BYTES>(tile + (row / WIDTH * BLOCK_K + step * 16) * LINE_BYTES,
+                                                BLOCK_K * LINE_BYTES, 8 * LINE_BYTES);
     }
 
     // Issues one k-block's wgmmas; `accumulate` is 0 for the first step of a tile.
@@ -210,8 +214,8 @@ struct Wgmma {
 #pragma unroll
             for (int f = 0; f < FRAGMENTS; ++f)
                 wgmma<BLOCK_N, BF16, !A_K_MAJOR, !B_K_MAJOR>::mma_async(
-                    d[f], descriptor<A_K_MAJOR, BLOCK_M>(a_tile, wg_row + f * 64, step),
-                    descriptor<B_K_MAJOR, B_ROWS>(b_tile, 0, step), step > 0 ? 1 : accumulate);
+                    d[f], descriptor<A_K_MAJOR, BLOCK_M, BOX>(a_tile, wg_row + f * 64, step),
+                    descriptor<B_K_MAJOR, B_ROWS, B_BOX>(b_tile, 0, step), step > 0 ? 1 : accumulate);
         wgmma_commit_group();
     }
 

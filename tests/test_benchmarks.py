@@ -578,7 +578,7 @@ def test_tune_end_to_end(simulated, tmp_path, capsys):
     assert "+100.0% over 10.00 us" in capsys.readouterr().out
     assert tune.main(["--from", str(path), "--emit"]) == 0
     assert capsys.readouterr().out == (
-        "TCG_EXCEPTION(8, 8, 8, 8, wgmma, 128, 256, 64, coop, 1, 1, 1, 0)"
+        "TCG_EXCEPTION(8, 8, 8, 8, 1, wgmma, 128, 256, 64, coop, 1, 1, 1, 0, 0)"
         " /* any; 100.0% faster than mma 64x64x64_w2x2_s4_a16 */\n"
     )
 

@@ -176,6 +176,22 @@ def test_every_forced_kernel(run_fake):
     )
 
 
+def test_boxes_are_swizzled_over_their_width(run_fake):
+    """128 bytes (3), but for an operand of 16 or 32 columns that lies along them: 32 (1) or 64 (2)."""
+    run_fake("""
+        import re
+        for columns, expected in ((16, 1), (32, 2), (64, 3)):
+            row = next(r["name"] for r in tcgemm.kernels() if r["family"] == "wgmma" and r["in_dtype"] == "bfloat16"
+                       and r["order"] == "tn" and r["tile"][:2] == (64, columns) and r["cluster"] == (1, 1, 1))
+            fake.reset()
+            a = fake.Operand("bfloat16", ref.packed((64, 512), order=(1, 0)), rng.integers(-2, 3, (64, 512)))
+            b = fake.Operand("bfloat16", ref.packed((512, columns)), rng.integers(-2, 3, (512, columns)))
+            tcgemm.matmul(a.capsule(), b.capsule(), kernel=row + ":direct")
+            found = [int(re.search(r"swizzle=(\\d)", line)[1]) for line in fake.calls("cuTensorMapEncodeTiled")]
+            assert found[:2] == [3, expected], (columns, found)
+    """)
+
+
 def test_batch_invariance(run_fake):
     """Not only unsplit, but the same bits for every number of rows: computed, with operands that round."""
     run_fake("""

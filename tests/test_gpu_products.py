@@ -274,6 +274,19 @@ def test_windows_and_expanded_operands(rng):
 # ---- sizes of zero, batches --------------------------------------------------------------------------------------------
 
 
+def test_measured_shapes_with_operands_that_no_tensor_map_describes(torch):
+    """A shape for which csrc/cuda/tuned.def names a wgmma row, with rows that overlap or are one and the same."""
+    w = torch.randint(-2, 3, (4096, 4096), device="cuda").to(torch.float16)
+    values = torch.randint(-2, 3, (16 * 4096,), device="cuda").to(torch.float16)
+    for x in (
+        values[:4096].expand(16, 4096),
+        values.as_strided((16, 4096), (8, 1)),
+        values.as_strided((16, 4096), (4088, 1)),
+    ):
+        for a, b in ((x, w.T), (x, w)):
+            assert torch.equal(tcgemm.matmul(a, b), (a.double() @ b.double()).half())
+
+
 def test_zero_sizes(torch):
     from test_host import test_zero_sizes as host_test
 

@@ -313,6 +313,9 @@ def test_raster_groups_stay_within_the_tiles_and_the_l2_cache():
     # Each group of rows of tiles reads all of B: three rows are one group, not two and one.
     assert plan(384, 28672, 4096, kernel=W128)["raster_group"] == 3
     assert plan(17 * 128, 4096, 4096, kernel=W128)["raster_group"] == 9
+    # Where C's bytes outweigh its operands', tiles are walked in the order in which C lies in memory.
+    assert plan(8192, 8192, 128, kernel=W128 + ":direct")["raster_group"] == 1
+    assert plan(8192, 8192, 128, kernel=W128 + ":swapped")["raster_group"] == 8192 // 128
 
 
 @needs_90
@@ -346,3 +349,40 @@ def test_the_longer_side_of_a_problem_may_lie_either_way():
     of 64 x 256 are one round of 132 SMs."""
     assert plan(1024, 2112, 7168)["swap"]
     assert tile_of(plan(1024, 2112, 7168))[:2] == (64, 256)
+
+
+@needs_90
+def test_measured_choices_hold_for_their_shape_and_batch_alone():
+    batch = [(128, 1024 * 64, 1024 * 64, 1024 * 1024)]
+    found = plan(1024, 1024, 64, batch=batch)
+    assert found["why"].startswith("measured") and tile_of(found) == (128, 128, 64) and found["swap"]
+    other = plan(1024, 1024, 64, batch=[(127, *batch[0][1:])])
+    assert not other["why"].startswith("measured")
+    assert not plan(1024, 1024, 64, batch=batch, where=device(sm_count=114))["why"].startswith("measured")
+    # One that splits K is none for those who ask for one order of K.
+    found = plan(128, 128, 131072)
+    assert found["why"].startswith("measured") and found["splits"] == 64
+    found = plan(128, 128, 131072, batch_invariant=True)
+    assert not found["why"].startswith("measured") and found["splits"] == 1
+
+
+@needs_90
+def test_measured_choices_take_what_a_tensor_map_describes():
+    assert plan(16, 4096, 4096)["why"].startswith("measured")
+    for rows in ((A, -4096, 1), (A, 4088, 1), (A, 0, 1)):  # backwards, overlapping, one row for all
+        found = plan(16, 4096, 4096, a=rows)
+        assert not found["why"].startswith("measured") and (found["family"] != "wgmma" or found["copies"]), rows
+    entry = 1024 * 64
+    axes = [(64, entry, entry, 1024 * 1024), (2, 65 * entry, 64 * entry, 64 * 1024 * 1024)]  # A's do not merge
+    found = plan(1024, 1024, 64, batch=axes)
+    assert not found["why"].startswith("measured") and found["family"] != "wgmma"
+
+
+@needs_90
+def test_two_blocks_an_sm_are_counted_as_such():
+    row = "tcg_wgmma_sm90_bf16_nt_64x16x64_s10_w1_coop_c1x1x1:swapped"
+    found = plan(16, 57344, 8192, kernel=row)
+    assert found["tiles"] == 57344 // 64 and found["grid"] == 2 * 132
+    # As many rounds of half the blocks: within a tenth of a row with an SM to each block and twice the stages.
+    alone = plan(16, 57344, 8192, kernel="tcg_wgmma_sm90_bf16_nt_64x16x128_s10_w1_coop_c1x1x1:swapped")
+    assert alone["grid"] == 132 and abs(found["cycles"] / alone["cycles"] - 1) < 0.1

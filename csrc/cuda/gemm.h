@@ -157,6 +157,7 @@ typedef struct tcg_plan {
     bool ptx;                 /* the driver compiles it at first use */
     int64_t tiles_m, tiles_n, tiles;
     uint32_t grid;
+    int hands_over; /* one of tcg_hand_over */
     int splits;
     int64_t k_per_split;
     int raster_group;

@@ -138,8 +138,7 @@ int tcg_launch_gemm(const tcg_scope *scope, int ordinal, const tcg_plan *plan, c
     launch.waits = tcg_families[kernel->family].waits;
     launch.cluster = kernel->cluster_m * kernel->cluster_n * kernel->cluster_k;
     if (tcg_families[kernel->family].tma) {
-        bool fills_device = plan->grid >= (uint32_t)scope->props->sm_count;
-        if (tcg_tma_encode(scope->driver, kernel, args, fills_device, &tma_args, err))
+        if (tcg_tma_encode(scope->driver, kernel, args, plan->hands_over, &tma_args, err))
             return -1;
         launch.args = &tma_args;
     }

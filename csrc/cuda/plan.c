@@ -23,6 +23,7 @@ static const tcg_chip chips[] = {
 #define PART_BOX 1.06      /* time of the arithmetic where a box of B is not all used */
 #define WGMMA_START_CYCLES \
     2952.0 /* from one kernel to the next in a stream, up to a block's first data, and its last to the end */
+#define EARLY_CYCLES 600.0  /* less where both are such, and the device has room for both grids */
 #define START_CYCLES 1600.0 /* the same without BLOCK_CYCLES, for blocks that load by themselves */
 #define BOTH 0.20           /* arithmetic and memory in balance take so much longer than one of them */
 #define HOT 0.15            /* the tensor cores' slow-down at the power limit, reached by HOT_CYCLES */
@@ -52,6 +53,7 @@ static const tcg_chip chips[] = {
 #define SPLIT_ITERATIONS_MIN 4 /* k-blocks a split is worth starting for */
 #define PARTIALS_BYTES_MAX (64.0 * 1024 * 1024)
 #define RASTER_ROWS_MAX 16                /* rows of tiles to a group */
+#define WRITES 4.0                        /* C's bytes over its operands' from which writing them decides */
 #define SKINNY 64                         /* up to here the swapped product may fit the tiles better */
 #define AXIS_MAX ((int64_t)1 << 48)       /* of an axis: larger cannot be memory, and keeps all sums below 2^63 */
 #define ALIGN_BYTES 256                   /* of the workspace's parts */
@@ -97,7 +99,7 @@ static void model_wgmma(const tcg_kernel *kernel, const tcg_chip *chip, int *reg
     *cycles = 2.0 * kernel->block_m * kernel->block_n * kernel->block_k / WGMMA_FLOPS;
 }
 
-/* Constants of a wgmma row, fitted by benchmarks/tune.py to times of it alone. */
+/* Constants of a wgmma row. */
 typedef struct tuned {
     int block_m, block_n, block_k;
     bool pingpong;
@@ -114,17 +116,17 @@ static const tuned tuned_rows[] = {
 #include "tuned.def"
 };
 
-/* Products A[M, K] @ W[N, K]^T where another row than the estimate's was measured to be faster on that chip. */
+/* Products A[M, K] @ W[N, K]^T, `batch` of them, where another row than the estimate's was measured to be faster on that chip. */
 static const struct exception {
-    int64_t m_from, m_to, n, k;
+    int64_t m_from, m_to, n, k, batch;
     tcg_family family;
     int block_m, block_n, block_k;
     bool pingpong;
     int cluster_m, cluster_n, cluster_k;
-    bool swap;
+    bool swap, splits;
 } exceptions[] = {
-#define TCG_EXCEPTION(m_from, m_to, n, k, family, bm, bn, bk, schedule, cm, cn, ck, swap) \
-    {m_from, m_to, n, k, TCG_FAMILY_##family, bm, bn, bk, SCHEDULE_##schedule, cm, cn, ck, swap},
+#define TCG_EXCEPTION(m_from, m_to, n, k, batch, family, bm, bn, bk, schedule, cm, cn, ck, swap, splits) \
+    {m_from, m_to, n, k, batch, TCG_FAMILY_##family, bm, bn, bk, SCHEDULE_##schedule, cm, cn, ck, swap, splits},
 #include "tuned.def"
 };
 enum { EXCEPTIONS_CC = 90, EXCEPTIONS_SMS = 132 };
@@ -202,7 +204,7 @@ static void candidate_build(const tcg_kernel *kernel, const tcg_plan_view *view,
         if (constants)
             t.arithmetic = constants[0], t.memory = constants[1], t.tile_cycles = constants[2];
         row->block_cycles *= t.arithmetic;
-        if (kernel->order % 2 == 0 && kernel->block_n % TCG_TMA_BOX_ELEMS) /* an MN-major B is held in whole boxes */
+        if (kernel->order % 2 == 0 && TCG_WGMMA_B_ROWS(kernel->block_n, 0) != kernel->block_n) /* in whole boxes */
             row->block_cycles *= PART_BOX;
         row->memory = t.memory;
         row->tile_cycles = t.tile_cycles;
@@ -491,13 +493,19 @@ static double wgmma_estimate(const struct job *job, const tcg_plan_view *view, c
                              const struct shape_costs *c, double splits) {
     const double written = splits > 1 ? 4 : job->out_bytes;
     const double iterations = splits > 1 ? ceil_(c->iterations / splits) : c->iterations;
-    const double rounds = ceil_(c->blocks * splits * row->per_slot);
+    const double blocks = c->blocks * splits;
+    double resident = 1, rounds = ceil_(blocks * row->per_slot);
+    if (row->occupancy > 1) { /* blocks that share what an SM takes in and computes */
+        const double sms = row->slots / row->occupancy;
+        resident = min2(ceil_(blocks / sms), row->occupancy);
+        rounds = ceil_(blocks / (sms * resident));
+    }
     double end = row->tile_cycles * (c->scattered && splits == 1 ? SCATTER : 1);
     if (written > 2) /* a warpgroup writes it box by box */
         end +=
             row->kernel->block_m * row->kernel->block_n * 4 / (row->kernel->pingpong ? FP32_BYTES / 2 : FP32_BYTES);
     const double next = max2(end, NEXT_TILE_CYCLES) * (row->kernel->pingpong ? 1 - PINGPONG_HIDES : 1);
-    double loop = rounds * iterations * max2(c->cycles, c->traffic);
+    double loop = rounds * iterations * max2(c->cycles, c->traffic) * resident;
     loop *= 1 + HOT * min2(1, loop / HOT_CYCLES);
     loop += (rounds - 1) * next;
     double memory = (c->moved_bytes + job->c_elems * written) * view->per_dram_byte * row->memory;
@@ -505,7 +513,9 @@ static double wgmma_estimate(const struct job *job, const tcg_plan_view *view, c
         memory *= 1 + SPLIT_SHARED * (1 - 1 / ceil_(c->m > c->n ? c->n * row->per_n : c->m * row->per_m));
     double longer = max2(loop, memory), part = min2(loop, memory) / longer;
     part *= part;
-    return WGMMA_START_CYCLES + longer * (1 + BOTH * part * part) + end;
+    const bool early = c->fixed == 0 && splits == 1 && 2 * blocks <= row->slots;
+    const double start = WGMMA_START_CYCLES - (early ? EARLY_CYCLES : 0);
+    return start + longer * (1 + BOTH * part * part) + end;
 }
 
 /* Whether the lines of a 16-bit operand start within the L2 cache's sectors. */
@@ -518,15 +528,15 @@ static double copy_share(const struct operand *side, bool k_major) {
     return (k_major ? side->k_stride : side->stride) == 1 ? COPY_SHARE : COPY_TURNED_SHARE;
 }
 
-/* Loading one k-block of an operand by TMA: boxes are 64 elements wide. An SM takes in every line of the tile; it asks for
- * those that it does not get by another block's multicast, twice where they straddle the L2 cache's sectors or reach
+/* Loading one k-block of an operand by TMA in boxes `width` elements wide. An SM takes in every line of the tile; it asks
+ * for those that it does not get by another block's multicast, twice where they straddle the L2 cache's sectors or reach
  * beyond the operand. */
-static void boxes_cycles(int block_k, int block, int sharers, double lines, bool k_major, bool straddles,
+static void boxes_cycles(int block_k, int block, int width, int sharers, double lines, bool k_major, bool straddles,
                          double cycles[2]) {
-    const double line_cycles = TCG_TMA_BOX_ELEMS * 2 / INGEST_BYTES;
-    const double boxes = k_major ? block_k / TCG_TMA_BOX_ELEMS : tcg_div_up(block, TCG_TMA_BOX_ELEMS);
+    const double line_cycles = max2(width * 2 / INGEST_BYTES, 1);
+    const double boxes = k_major ? block_k / width : tcg_div_up(block, width);
     const double taken = boxes * (k_major ? lines : block_k);
-    const bool twice = straddles || (!k_major && lines < TCG_TMA_BOX_ELEMS);
+    const bool twice = straddles || (!k_major && lines < width);
     cycles[0] += max2(boxes * BOX_CYCLES, taken * line_cycles);
     cycles[1] += taken / sharers * line_cycles * (twice ? STRADDLE : 1);
 }
@@ -550,9 +560,10 @@ static void consider(const struct job *job, const tcg_plan_view *view, bool may_
     double depth_bytes = min2(c.k, kernel->block_k) * job->elem_bytes;
     if (tma) {
         double cycles[2] = {0, 0};
-        boxes_cycles(kernel->block_k, kernel->block_m, kernel->cluster_n, c.lines_a, choice->k_major[0],
-                     !choice->copy[0] && straddles(a, choice->k_major[0]), cycles);
-        boxes_cycles(kernel->block_k, kernel->block_n, kernel->cluster_m, c.lines_b, choice->k_major[1],
+        boxes_cycles(kernel->block_k, kernel->block_m, TCG_TMA_BOX_ELEMS, kernel->cluster_n, c.lines_a,
+                     choice->k_major[0], !choice->copy[0] && straddles(a, choice->k_major[0]), cycles);
+        boxes_cycles(kernel->block_k, kernel->block_n, TCG_WGMMA_B_BOX(kernel->block_n, choice->k_major[1]),
+                     kernel->cluster_m, c.lines_b, choice->k_major[1],
                      !choice->copy[1] && straddles(b, choice->k_major[1]), cycles);
         c.traffic = max2(cycles[0], cycles[1]);
     } else {
@@ -687,12 +698,15 @@ static void consider_bucket(const struct job *job, const tcg_plan_view *view, in
 /* The row that was measured to be the fastest, where the estimate would choose another. */
 static void choose_exception(const struct job *job, const tcg_plan_view *view, bool may_split, struct choice *best) {
     if (view->cc != EXCEPTIONS_CC || view->sm_count != EXCEPTIONS_SMS || job->elem_bytes != 2 ||
-        job->out_bytes != 2 || job->batch_ndim || job->c_stride[1] != 1 || job->side[0].align_k < ROW_ALIGN_BYTES ||
-        job->side[1].align_k < ROW_ALIGN_BYTES)
+        job->out_bytes != 2 || job->c_stride[1] != 1 || tma_refuses(job, NULL))
         return;
+    for (int i = 0; i < 2; i++)
+        if (job->side[i].align_k < ROW_ALIGN_BYTES || !tma_describes(job, &job->side[i], true))
+            return;
     for (size_t i = 0; i < sizeof exceptions / sizeof *exceptions && !best->row; i++) {
         const struct exception *e = &exceptions[i];
-        if (job->n != e->n || job->k != e->k || job->m < e->m_from || job->m > e->m_to)
+        if (job->n != e->n || job->k != e->k || job->m < e->m_from || job->m > e->m_to || job->batches != e->batch ||
+            (!may_split && (e->splits || e->cluster_k > 1)))
             continue;
         const int bucket = bucket_of(job->dtype, TCG_nt, false);
         for (int r = view->first[bucket]; r < view->first[bucket + 1]; r++) {
@@ -700,9 +714,9 @@ static void choose_exception(const struct job *job, const tcg_plan_view *view, b
             if (kernel->family == e->family && kernel->block_m == e->block_m && kernel->block_n == e->block_n &&
                 kernel->block_k == e->block_k && kernel->pingpong == e->pingpong &&
                 kernel->cluster_m == e->cluster_m && kernel->cluster_n == e->cluster_n &&
-                kernel->cluster_k == e->cluster_k && (may_split || e->cluster_k == 1)) {
+                kernel->cluster_k == e->cluster_k) {
                 struct choice choice = {.row = &view->rows[r], .swap = e->swap, .k_major = {true, true}};
-                consider(job, view, false, &choice, best);
+                consider(job, view, e->splits, &choice, best);
             }
         }
     }
@@ -984,12 +998,15 @@ static int place_result(const struct job *job, const struct choice *choice, tcg_
     return 0;
 }
 
-/* Rows of tiles to a group: the blocks that run together then read a near-square part of C, which needs the fewest
+/* Rows of tiles to a group. Where C's bytes outweigh its operands' by far, memory takes them in fastest in C's own order.
+ * Else the blocks that run together read a near-square part of C, which needs the fewest
  * lines of A and B; less where a group's A does not stay in the L2 cache. Each group reads all of B: so the fewest groups
  * that this allows, of equal height. */
 static int raster_group(const tcg_plan *plan, const struct job *job, const tcg_plan_view *view, int occupancy) {
     const tcg_kernel *kernel = plan->kernel;
     int block_m = kernel->block_m * kernel->cluster_m, block_n = kernel->block_n * kernel->cluster_n;
+    if (job->c_elems * job->out_bytes > WRITES * (job->side[0].bytes + job->side[1].bytes))
+        return job->c_stride[!plan->swap] == 1 ? 1 : (int)tcg_smaller(plan->tiles_m, INT_MAX);
     double together = (double)view->sm_count * occupancy / cluster_blocks(kernel) * block_n / block_m;
     double panel = (double)block_m * (double)job->k * job->elem_bytes;
     int64_t most = 1;
@@ -1062,6 +1079,10 @@ static int write_plan(const struct job *job, const tcg_plan_view *view, const st
                        : INT32_MAX;
     most = most >= cluster ? most / cluster : 1; /* clusters, or blocks */
     plan->grid = (uint32_t)((tiles < most ? tiles : most) * cluster);
+    /* Of a split, tcg_reduce comes next, which is small. */
+    plan->hands_over = plan->splits == 1 && plan->grid * 2.0 <= choice->row->slots ? TCG_AT_ONCE
+                       : plan->grid >= (uint32_t)max2(view->sm_count, 1)           ? TCG_AFTER_LOADS
+                                                                                   : TCG_AFTER_PRODUCTS;
     plan->raster_group = args->raster_group = raster_group(plan, job, view, choice->row->occupancy);
     if (place_operand(job, choice, 0, plan, err) || place_operand(job, choice, 1, plan, err) ||
         place_result(job, choice, plan, err))

@@ -1,4 +1,4 @@
-/* Tensor maps: rank 3 (the unit-stride axis, the other one, the batch), 128-byte swizzle where lines are that long, zero outside. */
+/* Tensor maps: rank 3 (the unit-stride axis, the other one, the batch), zero outside. */
 #include "tma.h"
 
 _Static_assert(sizeof(CUtensorMap) == sizeof(tcg_tensor_map), "abi.h's tensor map is CUDA's");
@@ -12,6 +12,7 @@ typedef struct tensor {
     int64_t inner, outer, entries;      /* lengths */
     int64_t outer_stride, entry_stride; /* elements */
     uint32_t box_inner, box_outer;
+    uint32_t swizzle_bytes; /* 128, 64, 32 or 0 */
 } tensor;
 
 static const CUtensorMapDataType data_types[TCG_DTYPE_COUNT] = {[TCG_f16] = CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
@@ -27,10 +28,13 @@ static int encode(const tcg_driver *driver, const tensor *of, tcg_tensor_map *ma
     const cuuint32_t box[3] = {of->box_inner, of->box_outer, 1}, steps[3] = {1, 1, 1};
     /* Lines that do not start where the L2 cache's do share those with others: fetching 256 bytes for each made such products
      * 15 % slower. */
+    CUtensorMapSwizzle swizzle = of->swizzle_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                 : of->swizzle_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                 : of->swizzle_bytes == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                                           : CU_TENSOR_MAP_SWIZZLE_NONE;
     CUresult result = driver->cuTensorMapEncodeTiled(
         (CUtensorMap *)map, data_types[of->dtype], 3, (void *)of->data, sizes, strides_bytes, box, steps,
-        CU_TENSOR_MAP_INTERLEAVE_NONE,
-        of->box_inner * bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+        CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
         outer_stride * bytes % 128 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
@@ -56,6 +60,7 @@ typedef struct operand {
     int64_t own, stride, k_stride; /* its M or N, and elements from one to the next along that and along k */
     int64_t entries, entry_stride;
     int block, rows; /* of M or N to a tile, and what of it shared memory holds */
+    int box;         /* elements of a box's lines */
     int sharers;     /* blocks of a cluster that load a slice of the tile each */
 } operand;
 
@@ -70,15 +75,16 @@ static int encode_operand(const tcg_driver *driver, const tcg_kernel *kernel, co
                 .entries = of->entry_stride ? of->entries : 1,
                 .outer_stride = of->k_major ? of->stride : of->k_stride,
                 .entry_stride = of->entry_stride,
-                .box_inner = TCG_TMA_BOX_ELEMS,
+                .box_inner = (uint32_t)of->box,
+                .swizzle_bytes = (uint32_t)of->box * 2,
                 .box_outer = of->k_major ? box_lines(of->block, of->sharers, of->own) : (uint32_t)kernel->block_k};
     const int lines = of->k_major ? (int)t.box_outer * of->sharers : of->rows;
     /* No part where the operand has whole tiles, or one, whose box is as short as it is. */
     const bool parts =
         kernel->family == TCG_FAMILY_wgmma && of->sharers == 1 && !(of->k_major && of->own < of->block);
     const int part = parts ? (int)(of->own % of->block) : 0;
-    const int boxes = (part + TCG_TMA_BOX_ELEMS - 1) / TCG_TMA_BOX_ELEMS;
-    const int part_lines = part == 0 ? lines : of->k_major ? part : boxes * TCG_TMA_BOX_ELEMS;
+    const int boxes = (part + of->box - 1) / of->box;
+    const int part_lines = part == 0 ? lines : of->k_major ? part : boxes * of->box;
     *side = (tcg_tma_side){.bytes = lines * kernel->block_k * 2,
                            .part_bytes = part_lines * kernel->block_k * 2,
                            .part_boxes = (int16_t)boxes,
@@ -106,10 +112,12 @@ static int encode_result(const tcg_driver *driver, const tcg_kernel *kernel, con
                 .outer_stride = rows ? args->c_row : args->c_col,
                 .entry_stride = entry_stride,
                 .box_inner = rows ? columns : 64,
-                .box_outer = 64};
+                .box_outer = 64,
+                .swizzle_bytes = 128};
     if (stored >= columns && encode(driver, &c, &out->c, err))
         return -1;
     *(rows ? &c.box_inner : &c.box_outer) = tail;
+    c.swizzle_bytes = rows ? 0 : 128; /* lines as short as they are */
     return tail ? encode(driver, &c, &out->c_tail, err) : 0;
 }
 
@@ -122,7 +130,7 @@ tcg_divisor tcg_divisor_of(int64_t by) {
     return d;
 }
 
-int tcg_tma_encode(const tcg_driver *driver, const tcg_kernel *kernel, const tcg_gemm_args *args, bool fills_device,
+int tcg_tma_encode(const tcg_driver *driver, const tcg_kernel *kernel, const tcg_gemm_args *args, int hands_over,
                    tcg_tma_args *out, tcg_error *err) {
     const tcg_batch_dim batch = args->batch_ndim ? args->batch[0] : (tcg_batch_dim){.size = 1};
     const operand a = {.name = "A",
@@ -135,6 +143,7 @@ int tcg_tma_encode(const tcg_driver *driver, const tcg_kernel *kernel, const tcg
                        .entry_stride = batch.a,
                        .block = kernel->block_m,
                        .rows = kernel->block_m,
+                       .box = TCG_TMA_BOX_ELEMS,
                        .sharers = kernel->cluster_n};
     const bool b_k_major = kernel->order == TCG_nt || kernel->order == TCG_tt;
     const operand b = {.name = "B",
@@ -147,6 +156,7 @@ int tcg_tma_encode(const tcg_driver *driver, const tcg_kernel *kernel, const tcg
                        .entry_stride = batch.b,
                        .block = kernel->block_n,
                        .rows = TCG_WGMMA_B_ROWS(kernel->block_n, b_k_major),
+                       .box = TCG_WGMMA_B_BOX(kernel->block_n, b_k_major),
                        .sharers = kernel->cluster_m};
     if (!driver->cuTensorMapEncodeTiled)
         return tcg_fail(err, TCG_ERR_NO_DRIVER, 0, "%s: this NVIDIA driver has no cuTensorMapEncodeTiled (CUDA 12.0)",
@@ -166,7 +176,7 @@ int tcg_tma_encode(const tcg_driver *driver, const tcg_kernel *kernel, const tcg
         .splits = tcg_divisor_of(args->splits),
         .c_tma = (int16_t)args->c_tma,
         .c_dtype = (int16_t)args->c_dtype,
-        .hands_over = fills_device ? TCG_AFTER_LOADS : TCG_AFTER_PRODUCTS,
+        .hands_over = hands_over,
     };
     if (args->tiles_m % args->raster_group)
         out->walk.last_rows = tcg_divisor_of(args->tiles_m % args->raster_group);

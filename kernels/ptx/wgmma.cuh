@@ -13,12 +13,15 @@ static __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-// Shared-memory matrix descriptor for 128-byte swizzle (layout type 1 in bits 62..63); offsets in bytes.
-// K-major: `stride_bytes` leads from 8 rows to the next 8, `leading_bytes` is not used. MN-major: `stride_bytes` leads
-// from 8 k to the next 8, `leading_bytes` from 64 elements along M or N to the next 64.
+// Shared-memory matrix descriptor for lines of 128, 64 or 32 bytes, swizzled over that span (layout type 1, 2 or 3 in bits
+// 62..63); offsets in bytes. K-major: `stride_bytes` leads from 8 rows to the next 8, `leading_bytes` is not used.
+// MN-major: `stride_bytes` leads from 8 k to the next 8, `leading_bytes` from a line's end along M or N on.
+template <int LINE_BYTES>
 static __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, uint32_t leading_bytes, uint32_t stride_bytes) {
+    static_assert(LINE_BYTES == 128 || LINE_BYTES == 64 || LINE_BYTES == 32, "spans of the swizzle");
+    constexpr uint64_t LAYOUT = LINE_BYTES == 128 ? 1 : LINE_BYTES == 64 ? 2 : 3;
     return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | static_cast<uint64_t>(leading_bytes >> 4) << 16 |
-           static_cast<uint64_t>(stride_bytes >> 4) << 32 | static_cast<uint64_t>(1) << 62;
+           static_cast<uint64_t>(stride_bytes >> 4) << 32 | LAYOUT << 62;
 }
 
 // D = A @ B + (accumulate ? D : 0). TRANS_A, TRANS_B: 1 where that operand is MN-major. BF16: else both are fp16.
