@@ -110,8 +110,8 @@ template <bool IS_BF16> static __global__ void __launch_bounds__(256, 1)
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) /* 16 columns are 32 bytes of a 128-byte swizzled row; 8 rows are 1024 bytes */
-            wgmma<256, IS_BF16, 0, 0>::mma_async(d, wgmma_descriptor(stage + own_a + k * 32, 16, 1024),
-                                                 wgmma_descriptor(stage + 2 * A_BYTES + k * 32, 16, 1024), 1);
+            wgmma<256, IS_BF16, 0, 0>::mma_async(d, wgmma_descriptor<128>(stage + own_a + k * 32, 16, 1024),
+                                                 wgmma_descriptor<128>(stage + 2 * A_BYTES + k * 32, 16, 1024), 1);
         wgmma_commit_group();
         wgmma_wait_group<1>();
     }
