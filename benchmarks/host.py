@@ -60,6 +60,7 @@ def _cupy_cases(cupy, dtype):
     return {
         ("cupy.matmul", "cupy"): lambda: cupy.matmul(x, w),
         ("tcgemm.matmul", "cupy"): lambda: matmul(x, w),
+        ("cupy.ndarray", "cupy"): lambda: cupy.ndarray((SIZE, SIZE), x.dtype),
     }
 
 
