@@ -196,7 +196,8 @@ typedef struct tcg_reduce_args {
 #define TCG_MMA_SMEM(bm, bn, bk, stages) (((bm) + (bn)) * (bk) * 2 * (stages))
 
 /* wgmma: boxes are 64 elements wide (128 bytes, the swizzle's span), so an MN-major tile is rounded up to that; those of
- * an MN-major B of 16 or 32 columns are as wide as it is, with the swizzle of that span. wgs consumer warpgroups and one for the producer. C goes through c_boxes boxes a consumer warpgroup. Where a cluster of ck
+ * an MN-major B of 16 or 32 columns are as wide as it is, with the swizzle of that span. wgs consumer warpgroups and one
+ * for the producer. C goes through c_boxes boxes a consumer warpgroup. Where a cluster of ck
  * blocks splits K, each adds up and stores its share of the columns: the others' sums of those come in, and C goes through
  * their area. */
 #define TCG_TMA_BOX_ELEMS 64

@@ -10,7 +10,7 @@
  * few beside 128 accumulators. Warps of 64 x 64 elements therefore run two a scheduler, and the first of them also
  * loads.
  *
- * What it adds to mma: no thread copies, and no barrier. About 520 TFLOP/s, 82 % of what mma.sync does from registers
+ * What it adds to mma: no thread copies, and no barrier. About 510 TFLOP/s, 81 % of what mma.sync does from registers
  * (H200, 8192^3, bfloat16; benchmarks/results/ladder.json). What holds it back: two warps a scheduler hide little of
  * the latency of ldmatrix and of the accumulators' own chain, and every operand still crosses registers. */
 #include <stdint.h>

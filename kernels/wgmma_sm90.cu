@@ -10,7 +10,7 @@
 // of one tile's K; they exchange fp32 sums through distributed shared memory and each stores its share of the tile.
 //
 // What it adds to tma_mma: operands go from shared memory to the tensor cores without passing registers, which leaves
-// those for tiles of 128 x 256: about 800 TFLOP/s, 93 % of what wgmma does from fixed shared memory (H200, 8192^3,
+// those for tiles of 128 x 256: about 780 TFLOP/s, 91 % of what wgmma does from fixed shared memory (H200, 8192^3,
 // bfloat16; benchmarks/results/ladder.json). What holds it back: power, at that size. Elsewhere an SM takes in 64 bytes a
 // clock, too few for tiles of 64 x 64, and asks twice for each line of a box that starts within a sector of the L2 cache.
 #include <type_traits>

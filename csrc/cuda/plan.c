@@ -23,7 +23,7 @@ static const tcg_chip chips[] = {
 #define PART_BOX 1.06      /* time of the arithmetic where a box of B is not all used */
 #define WGMMA_START_CYCLES \
     2952.0 /* from one kernel to the next in a stream, up to a block's first data, and its last to the end */
-#define EARLY_CYCLES 600.0  /* less where both are such, and the device has room for both grids */
+#define EARLY_CYCLES 600.0  /* less where it sets itself up meanwhile: the device has room for both */
 #define START_CYCLES 1600.0 /* the same without BLOCK_CYCLES, for blocks that load by themselves */
 #define BOTH 0.20           /* arithmetic and memory in balance take so much longer than one of them */
 #define HOT 0.15            /* the tensor cores' slow-down at the power limit, reached by HOT_CYCLES */
@@ -116,7 +116,8 @@ static const tuned tuned_rows[] = {
 #include "tuned.def"
 };
 
-/* Products A[M, K] @ W[N, K]^T, `batch` of them, where another row than the estimate's was measured to be faster on that chip. */
+/* Products A[M, K] @ W[N, K]^T, `batch` of them, where another row than the estimate's was measured to be faster on that
+ * chip. */
 static const struct exception {
     int64_t m_from, m_to, n, k, batch;
     tcg_family family;
