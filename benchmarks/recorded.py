@@ -13,6 +13,7 @@ RESULTS = timing.ROOT / "benchmarks" / "results"
 COMMANDS = {
     "ceilings": "python benchmarks/ceilings.py --json benchmarks/results/ceilings.json",
     "all": "python benchmarks/bench.py --suite all --peers torch,cublaslt --floor --json benchmarks/results/all.json",
+    "float16": "python benchmarks/bench.py --suite square,llm --dtype float16 --peers torch,cublaslt --json benchmarks/results/bench_fp16.json",
     "cliff": "python benchmarks/bench.py --suite cliff --peers torch --json benchmarks/results/cliff.json",
     "steps": "python benchmarks/bench.py --suite steps --peers torch,cublaslt --json benchmarks/results/steps.json",
     "host": "python benchmarks/bench.py --suite host --json benchmarks/results/all_host.json",
@@ -91,7 +92,8 @@ class Recorded:
         def keep(row):
             return row["suite"] == suite and row["in_dtype"] == dtype and {"tcgemm", "torch"} <= row["times"].keys()
 
-        return self.find("bench", f"suite {suite}, {dtype}", suite if suite in COMMANDS else "all", keep)
+        command = suite if suite in COMMANDS else dtype if dtype in COMMANDS else "all"
+        return self.find("bench", f"suite {suite}, {dtype}", command, keep)
 
     def host(self):
         return self.find("host", "what a call costs the host", "host")
