@@ -163,12 +163,12 @@ class Page:
             color=self.theme.muted, fontsize=8.5, zorder=6,
         )  # fmt: skip
 
-    def level(self, axes, y, text, **style):
-        """A horizontal line with its text above the left end."""
+    def level(self, axes, y, text, below=False, **style):
+        """A horizontal line with its text above the left end, or below it."""
         axes.axhline(y, color=self.theme.muted, linewidth=1.1, zorder=2, **({"linestyle": (0, (5, 3))} | style))
         axes.annotate(
-            text, (0, y), (4, 2), xycoords=("axes fraction", "data"), textcoords="offset points",
-            color=self.theme.muted, fontsize=8.5,
+            text, (0, y), (4, -3 if below else 2), xycoords=("axes fraction", "data"), textcoords="offset points",
+            color=self.theme.muted, fontsize=8.5, va="top" if below else "baseline",
         )  # fmt: skip
 
     def cells(self, values, colours, shade, text):
@@ -257,7 +257,7 @@ def square(results, theme, dtype):
     top = max(tflops(row, peer) for row in rows for peer in row["times"])
     for mode, text in (("sustained", "at the power limit"), ("burst", "for 2 ms")):
         if ceilings and (rate := recorded.top_rate(ceilings, dtype, mode)):
-            page.level(axes, rate[0], f"{rate[1]} alone, {text}: {rate[0]:.0f}")
+            page.level(axes, rate[0], f"{rate[1]} alone, {text}: {rate[0]:.0f}", below=mode == "sustained")
             top = max(top, rate[0])
     log2_axis(axes.xaxis, [row["n"] for row in rows])
     axes.set(xlabel="N", ylabel="TFLOP/s", ylim=(0, top * 1.09))
