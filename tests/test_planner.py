@@ -2,6 +2,7 @@
 fit the shared memory, splits and copies come where they pay, and a forced kernel runs or says why it cannot."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -376,6 +377,52 @@ def test_measured_choices_take_what_a_tensor_map_describes():
     axes = [(64, entry, entry, 1024 * 1024), (2, 65 * entry, 64 * entry, 64 * 1024 * 1024)]  # A's do not merge
     found = plan(1024, 1024, 64, batch=axes)
     assert not found["why"].startswith("measured") and found["family"] != "wgmma"
+
+
+@needs_90
+def test_measured_choices_with_any_strides(rng):
+    """At every shape of tuned.def: operands that the row cannot take as they are get another one, or a copy."""
+    lines = (Path(__file__).parent.parent / "csrc/cuda/tuned.def").read_text()
+    shapes = [
+        tuple(map(int, found)) for found in re.findall(r"TCG_EXCEPTION\((\d+), (\d+), (\d+), (\d+), (\d+)", lines)
+    ]
+    assert len(shapes) > 30
+    measured = 0
+    for low, high, n, k, count in shapes * 60:
+        m = int(rng.integers(low, high + 1))
+        steps = []
+        for rows in (m, n):
+            odd = [
+                (k + 8, 1),
+                (k + 1, 1),
+                (-k, 1),
+                (0, 1),
+                (8, 1),
+                (k - 8, 1),
+                (1, rows),
+                (1, rows + 8),
+                (2 * k, 2),
+                (k, -1),
+            ]
+            steps.append((k, 1) if rng.random() < 0.5 else odd[rng.integers(len(odd))])
+        (a_row, a_col), (b_col, b_row) = steps
+        axes = [(count, m * k, n * k, m * n)] if count > 1 else []
+        if axes and rng.random() < 0.5:  # two axes, which merge or do not
+            inner = m * k + int(rng.choice([0, 8]))
+            axes = [
+                (count // 2, inner, n * k, m * n),
+                (2, (count // 2) * m * k, (count // 2) * n * k, (count // 2) * m * n),
+            ]
+        invariant = bool(rng.random() < 0.3)
+        found = plan(m, n, k, a=(A, a_row, a_col), b=(B, b_row, b_col), batch=axes, batch_invariant=invariant)
+        if invariant:
+            assert found["splits"] == 1 and ROWS[found["kernel"]]["cluster"][2] == 1, (m, n, k)
+        if found["why"].startswith("measured"):
+            measured += 1
+            for rows, (row, col) in zip((m, n), steps):
+                assert col == 1 and (rows == 1 or (row >= k and row % 8 == 0)), (m, n, k, steps)
+            assert len(axes) < 2 or axes[1][1] == axes[0][1] * axes[0][0], axes
+    assert measured > len(shapes) * 6
 
 
 @needs_90
