@@ -14,7 +14,7 @@ import timing
 from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
-from recorded import Missing, Recorded, peers, ratios, tflops, us
+from recorded import Missing, Recorded, bench_command, peers, ratios, tflops, us
 
 OUT = timing.ROOT / "benchmarks" / "plots"
 WIDTH = 8.3  # inches: 830 pixels, the width of a README on GitHub
@@ -292,7 +292,7 @@ def roofline(results, theme, dtype):
     found = {suite: optional(lambda suite=suite: results.suite(suite, dtype)) for suite in ROOFLINE_SUITES}
     found = {suite: source for suite, source in found.items() if source}
     if not found:
-        raise Missing(f"any suite, {dtype}", "all")
+        raise Missing(f"any suite, {dtype}", bench_command(dtype))
     first = next(iter(found.values()))
     ceilings = results.ceilings(first.card)
     shown = {

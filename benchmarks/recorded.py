@@ -32,6 +32,11 @@ PEERS = {
 }
 
 
+def bench_command(dtype, suite=None):
+    """Which of COMMANDS records that suite, or suites of that type."""
+    return suite if suite in COMMANDS else dtype if dtype in COMMANDS else "all"
+
+
 class Missing(Exception):
     """Nothing recorded has what was asked for; the text says which command records it."""
 
@@ -92,8 +97,7 @@ class Recorded:
         def keep(row):
             return row["suite"] == suite and row["in_dtype"] == dtype and {"tcgemm", "torch"} <= row["times"].keys()
 
-        command = suite if suite in COMMANDS else dtype if dtype in COMMANDS else "all"
-        return self.find("bench", f"suite {suite}, {dtype}", command, keep)
+        return self.find("bench", f"suite {suite}, {dtype}", bench_command(dtype, suite), keep)
 
     def host(self):
         return self.find("host", "what a call costs the host", "host")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import recorded
 import timing
-from recorded import Missing, Recorded, ratios, tflops, us
+from recorded import Missing, Recorded, bench_command, ratios, tflops, us
 
 SUITES = {
     "square": "N x N x N, N = 256 to 16384",
@@ -96,7 +96,7 @@ def suites(results, dtype):
         )
         sources.append(source)
     if not sources:
-        raise Missing(f"any suite, {dtype}", "all")
+        raise Missing(f"any suite, {dtype}", bench_command(dtype))
     header = ("suite", "shapes", "over torch", "least", "most", "over cuBLASLt's best of 12")
     return [*table(header, lines), *footer(*sources)]
 
@@ -120,7 +120,7 @@ def shapes(results, dtype):
                 sources.append(source)
                 break
     if not lines:
-        raise Missing(f"single products, {dtype}", "all")
+        raise Missing(f"single products, {dtype}", bench_command(dtype))
     header = ("M x N x K", "tcgemm, us", "TFLOP/s", "torch, us", "over torch", "over cuBLASLt's best of 12")
     return [*table(header, lines), *footer(*sources)]
 
