@@ -193,7 +193,12 @@ typedef struct tcg_reduce_args {
 #define TCG_MMA_NAME(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN) \
     tcg_mma_sm80_##in##_##order##_##BM##x##BN##x##BK##_w##WM##x##WN##_s##STAGES##_a##ALIGN
 #define TCG_MMA_THREADS(wm, wn) ((wm) * (wn) * 32)
-#define TCG_MMA_SMEM(bm, bn, bk, stages) (((bm) + (bn)) * (bk) * 2 * (stages))
+/* Rows for any alignment: stages of 16-byte words as they lie in memory, one more a line than it has, and two of tiles. */
+#define TCG_MMA_RAW_BYTES(mn, bk, k_major) ((k_major) ? (mn) * ((bk) * 2 + 16) : (bk) * ((mn) * 2 + 16))
+#define TCG_MMA_SMEM(bm, bn, bk, stages, align, order)                                            \
+    ((align) == 16 ? ((bm) + (bn)) * (bk) * 2 * (stages)                                          \
+                   : ((bm) + (bn)) * (bk) * 4 + (stages) * (TCG_MMA_RAW_BYTES(bm, bk, (order) < TCG_tn) + \
+                                                            TCG_MMA_RAW_BYTES(bn, bk, (order) % 2 == 1)))
 
 /* wgmma: boxes are 64 elements wide (128 bytes, the swizzle's span), so an MN-major tile is rounded up to that; those of
  * an MN-major B of 16 or 32 columns are as wide as it is, with the swizzle of that span. wgs consumer warpgroups and one

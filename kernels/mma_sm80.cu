@@ -3,6 +3,9 @@
  *
  *   cp.async (k-block i + STAGES - 1) -> commit -> wait_group -> __syncthreads -> ldmatrix (k-block i + 1) -> mma
  *
+ * Operands whose lines start at any multiple of two bytes, which neither cp.async nor TMA copies as they are, come in two
+ * steps (multiply_unaligned).
+ *
  * The barrier sits before the last k16 step of a k-block: it makes the next k-block visible, and it proves that every
  * warp has read the whole of this one, whose stage is refilled right after.
  *
@@ -82,13 +85,6 @@ template <class Tile, int THREADS, int PIECE> struct copy_map {
     }
 };
 
-template <bool FIRST, class T, class U> struct choose {
-    typedef T type;
-};
-template <class T, class U> struct choose<false, T, U> {
-    typedef U type;
-};
-
 static __device__ __forceinline__ int clamp(int value, int low, int high) { return min(max(value, low), high); }
 
 /* One thread's share of filling an operand's tiles, k-block after k-block. What lies outside the operand is
@@ -137,78 +133,168 @@ template <class Tile, int MN, int BLOCK_K, bool K_MAJOR, int THREADS> struct ali
     static_assert(map::STEP % SWIZZLE_PERIOD == 0, "a thread's pieces are a constant apart");
 };
 
-/* The same for operands of any alignment, with the widest copies that every line start allows. Where that is a
- * single element there is no cp.async: elements are loaded two by two into registers, and stored to their stage
- * when the next k-block is issued, which hides the latency and is still two barriers before anyone reads them. */
+/* The same for operands of any alignment, in two steps: the aligned 16-byte words that an operand's lines lie in are copied
+ * as they are, lines that begin in the middle of a word with what stands before them; when they have landed, each piece
+ * is cut out of two of them. The words may hold neighbours of a line, but nothing before the operand's first element or
+ * after its last is read. */
 template <class Tile, int MN, int BLOCK_K, bool K_MAJOR, int THREADS> struct unaligned_copy {
-    typedef copy_map<Tile, THREADS, 4> word_map;
+    typedef copy_map<Tile, THREADS, 16> map;
+    static constexpr int WORDS = Tile::ROW_BYTES / 16 + 1; /* that a line of any alignment touches */
+    static constexpr int PITCH = WORDS * 16;
+    static constexpr int RAW_BYTES = Tile::ROWS * PITCH;
+    static_assert(RAW_BYTES == TCG_MMA_RAW_BYTES(MN, BLOCK_K, K_MAJOR), "what the host asks for");
+    static_assert(map::STEP % 8 == 0, "a thread's pieces lie in their words alike");
+    static_assert(BLOCK_K % 8 == 0, "as do those of the next k-block");
 
-    const char *src; /* the tile's first element in the next k-block */
-    int64_t line_bytes;
+    static constexpr int COUNT =
+        (Tile::ROWS * WORDS + THREADS - 1) / THREADS; /* words of a tile that a thread copies */
+
+    const char *from[COUNT]; /* these words in the next k-block */
+    uintptr_t low, high;     /* what may be read: the operand's matrix of this batch entry */
     int64_t block_bytes;
-    int left;  /* of MN, how many are the operand's */
-    int width; /* bytes a copy: 16, 8, 4 or 2 */
-    uint32_t held[word_map::COUNT];
-    char *held_tile; /* where they go; NULL: there are none */
+    int left;            /* of MN, how many are the operand's */
+    int line_bits, bits; /* low bits of line_bytes, and of the address of the tile's first element */
+    bool inside;         /* all these words, in every whole k-block */
 
-    /* alignment: what divides every line start of the operand, in bytes. */
-    __device__ __forceinline__ void start(const void *origin, int64_t mn, int64_t mn_end, int64_t line,
-                                          int alignment) {
-        left = static_cast<int>(smaller(mn_end - mn, MN));
-        line_bytes = line * 2;
-        src = static_cast<const char *>(origin) + (K_MAJOR ? mn * line_bytes : mn * 2);
-        block_bytes = K_MAJOR ? BLOCK_K * 2 : BLOCK_K * line_bytes;
-        width = alignment;
-        held_tile = nullptr;
+    static __device__ __forceinline__ int index(int j) { return threadIdx.x + j * THREADS; }
+    static __device__ __forceinline__ bool exists(int j) {
+        return (j + 1) * THREADS <= Tile::ROWS * WORDS || index(j) < Tile::ROWS * WORDS;
     }
+    /* Bytes from the start of its word to the first element of a line. */
+    __device__ __forceinline__ int shift(int line) const { return (bits + line * line_bits) % 16; }
 
-    template <int WIDTH> __device__ __forceinline__ void issue_width(uint32_t tile, int k_left) {
-        typedef copy_map<Tile, THREADS, (WIDTH < 4 ? 4 : WIDTH)> map;
-        constexpr int PIECE = WIDTH < 4 ? 4 : WIDTH;
-        const int row = map::row(threadIdx.x);
-        const int byte = map::byte(threadIdx.x);
-        const int rows = (K_MAJOR ? left : k_left) - row;
-        const int bytes = clamp((K_MAJOR ? k_left : left) * 2 - byte, 0, PIECE);
-        const char *piece = src + row * line_bytes + byte;
+    /* origin: the operand's element at (0, k_begin), from where k_count elements on are to be read; line: elements from one
+     * of its contiguous lines to the next. */
+    __device__ __forceinline__ void start(const void *origin, int64_t mn, int64_t mn_end, int64_t line,
+                                          int64_t k_count) {
+        const uintptr_t first = reinterpret_cast<uintptr_t>(origin);
+        const int64_t last = ((K_MAJOR ? mn_end : k_count) - 1) * line * 2; /* line, from the first */
+        const uintptr_t src = first + (K_MAJOR ? mn * line : mn) * 2;
+        low = first + smaller(last, 0);
+        high = first + (last > 0 ? last : 0) + (K_MAJOR ? k_count : mn_end) * 2;
+        left = static_cast<int>(smaller(mn_end - mn, MN));
+        block_bytes = (K_MAJOR ? BLOCK_K : BLOCK_K * line) * 2;
+        bits = src % 16;
+        line_bits = static_cast<int>(line * 2) & 15;
+        inside = true;
+        const int64_t to_last = (k_count / BLOCK_K - 1) * block_bytes; /* whole k-block, from the first one */
 #pragma unroll
-        for (int j = 0; j < map::COUNT; j++) {
-            const int size = j * map::STEP < rows ? bytes : 0;
-            const uint32_t dst = tile + map::offset(threadIdx.x, j);
-            if (WIDTH == 16) {
-                cp_async_cg_16(dst, piece, size);
-            } else if (WIDTH == 8) {
-                cp_async_ca_8(dst, piece, size);
-            } else if (WIDTH == 4) {
-                cp_async_ca_4(dst, piece, size);
-            } else {
-                const uint16_t *elems = reinterpret_cast<const uint16_t *>(piece);
-                const uint32_t low = size >= 2 ? elems[0] : 0;
-                const uint32_t high = size >= 4 ? elems[1] : 0;
-                held[j] = low | high << 16;
+        for (int j = 0; j < COUNT; j++) {
+            const int row = index(j) / WORDS;
+            const uintptr_t address = src + row * line * 2 - shift(row) + index(j) % WORDS * 16;
+            from[j] = reinterpret_cast<const char *>(address);
+            if (exists(j) && (!K_MAJOR || row < left)) {
+                inside &= address + smaller(to_last, 0) >= low && address + (to_last > 0 ? to_last : 0) + 16 <= high;
             }
-            piece += map::STEP * line_bytes;
         }
     }
 
-    /* tile: where the k-block goes, address: the same for cp.async. */
-    __device__ __forceinline__ void issue(char *tile, uint32_t address, int k_left) {
-        if (width == 16) {
-            issue_width<16>(address, k_left);
-        } else if (width == 8) {
-            issue_width<8>(address, k_left);
-        } else if (width == 4) {
-            issue_width<4>(address, k_left);
-        } else {
-            if (held_tile != nullptr) {
+    /* Starts the copies of the next k-block's words, of whose BLOCK_K elements k_left are there. */
+    __device__ __forceinline__ void load(char *raw, uint32_t raw_address, int k_left) {
+        if (inside && k_left == BLOCK_K) {
 #pragma unroll
-                for (int j = 0; j < word_map::COUNT; j++) {
-                    *reinterpret_cast<uint32_t *>(held_tile + word_map::offset(threadIdx.x, j)) = held[j];
+            for (int j = 0; j < COUNT; j++) {
+                if (exists(j)) {
+                    cp_async_cg_16(raw_address + index(j) * 16, from[j],
+                                   !K_MAJOR || index(j) / WORDS < left ? 16 : 0);
                 }
             }
-            issue_width<2>(address, k_left);
-            held_tile = tile;
+        } else {
+            load_edge(raw, raw_address, k_left);
         }
-        src += block_bytes;
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) {
+            from[j] += block_bytes;
+        }
+    }
+
+    __device__ __forceinline__ void load_edge(char *raw, uint32_t raw_address, int k_left) const {
+        const int lines = K_MAJOR ? left : k_left, bytes = (K_MAJOR ? k_left : left) * 2;
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) {
+            const int i = index(j), line = i / WORDS;
+            const uintptr_t address = reinterpret_cast<uintptr_t>(from[j]);
+            const bool wanted = line < lines && i % WORDS * 16 < shift(line) + bytes;
+            if (!exists(j)) {
+                continue;
+            }
+            if (wanted && address < low) {
+                load_first(raw + i * 16, address);
+            } else {
+                cp_async_cg_16(raw_address + i * 16, from[j],
+                               wanted ? static_cast<int>(smaller(static_cast<int64_t>(high - address), 16)) : 0);
+            }
+        }
+    }
+
+    /* The word that the operand begins in, of which cp.async would read all. */
+    __device__ __forceinline__ void load_first(char *to, uintptr_t from) const {
+#pragma unroll 1
+        for (int byte = 0; byte < 16; byte += 2) {
+            if (from + byte >= low && from + byte < high) {
+                *reinterpret_cast<uint16_t *>(to + byte) = *reinterpret_cast<const uint16_t *>(from + byte);
+            }
+        }
+    }
+
+    /* Makes the tile of a k-block from its words. */
+    __device__ __forceinline__ void cut(const char *raw, char *tile, int k_left) const {
+        const int bytes = clamp((K_MAJOR ? k_left : left) * 2 - map::byte(threadIdx.x), 0, 16);
+        if (bytes == 16) {
+            cut_pieces<true>(raw, tile, bytes);
+        } else {
+            cut_pieces<false>(raw, tile, bytes);
+        }
+    }
+
+    template <bool WHOLE> __device__ __forceinline__ void cut_pieces(const char *raw, char *tile, int bytes) const {
+        const char *first = raw + map::row(threadIdx.x) * PITCH + map::byte(threadIdx.x);
+        const int by = shift(map::row(threadIdx.x));
+        constexpr int TOGETHER = map::COUNT % 2 == 0 ? 2 : 1; /* more would need registers that a third block lacks */
+#pragma unroll
+        for (int first_j = 0; first_j < map::COUNT; first_j += TOGETHER) {
+            uint4 piece[TOGETHER];
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) {
+                const uint4 *words = reinterpret_cast<const uint4 *>(first + (first_j + j) * map::STEP * PITCH);
+                piece[j] = cut_piece(words[0], words[1], by);
+                if (!WHOLE) {
+                    piece[j] = keep(piece[j], bytes);
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) {
+                *reinterpret_cast<uint4 *>(tile + map::offset(threadIdx.x, first_j + j)) = piece[j];
+            }
+        }
+    }
+
+    /* The piece that begins `by` bytes into the first of two words. */
+    static __device__ __forceinline__ uint4 cut_piece(uint4 first, uint4 second, int by) {
+        uint32_t w[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+#pragma unroll
+        for (int i = 0; i < 6; i++) {
+            w[i] = by & 8 ? w[i + 2] : w[i];
+        }
+#pragma unroll
+        for (int i = 0; i < 5; i++) {
+            w[i] = by & 4 ? w[i + 1] : w[i];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            w[i] = __funnelshift_r(w[i], w[i + 1], (by & 2) * 8);
+        }
+        return make_uint4(w[0], w[1], w[2], w[3]);
+    }
+
+    /* Its first `bytes` bytes, and zeros. */
+    static __device__ __forceinline__ uint4 keep(uint4 piece, int bytes) {
+        uint32_t w[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            w[i] = bytes >= i * 4 + 4 ? w[i] : bytes > i * 4 ? w[i] & 0xffff : 0;
+        }
+        return make_uint4(w[0], w[1], w[2], w[3]);
     }
 };
 
@@ -221,9 +307,7 @@ struct mma_kernel {
 
     static constexpr int THREADS = TCG_MMA_THREADS(WARPS_M, WARPS_N);
     static constexpr int STAGE_BYTES = a_tile::BYTES + b_tile::BYTES;
-    static constexpr int SMEM_BYTES = STAGES * STAGE_BYTES;
-    static_assert(SMEM_BYTES == TCG_MMA_SMEM(BLOCK_M, BLOCK_N, BLOCK_K, STAGES), "what the host asks for");
-    static_assert(STAGES >= 3, "a held k-block is stored one k-block late");
+    static constexpr int SMEM_BYTES = TCG_MMA_SMEM(BLOCK_M, BLOCK_N, BLOCK_K, STAGES, ALIGN, ORDER);
 
     static constexpr int WARP_M = BLOCK_M / WARPS_M;
     static constexpr int WARP_N = BLOCK_N / WARPS_N;
@@ -236,16 +320,6 @@ struct mma_kernel {
     static constexpr int WARPS = WARPS_M * WARPS_N;
     static constexpr int STAGING =
         SMEM_BYTES / WARPS / 128 * 128; /* a warp's share of the stages, for the epilogue */
-
-    /* What divides every line start of an operand, in bytes. */
-    template <bool IS_A>
-    static __device__ __forceinline__ int line_alignment(const tcg_gemm_args &args, int64_t line) {
-        uint64_t bits = reinterpret_cast<uint64_t>(IS_A ? args.a : args.b) | static_cast<uint64_t>(line) * 2;
-        for (int d = 0; d < args.batch_ndim; d++) {
-            bits |= static_cast<uint64_t>(IS_A ? args.batch[d].a : args.batch[d].b) * 2;
-        }
-        return widest_access(bits);
-    }
 
     /* Elements of K in the first of `blocks` k-blocks, the last of which has `tail`. */
     static __device__ __forceinline__ int block_length(int blocks, int tail) {
@@ -271,7 +345,7 @@ struct mma_kernel {
             a.start(a_origin, m, args.m, a_line);
             b.start(b_origin, n, args.n, b_line);
         }
-        __device__ __forceinline__ void issue(char *, uint32_t stage_address, uint32_t, int k_left) {
+        __device__ __forceinline__ void issue(uint32_t stage_address, int k_left) {
             a.template issue<false>(stage_address, k_left, 0, a_copy::COUNT);
             b.template issue<false>(stage_address + a_tile::BYTES, k_left, 0, b_copy::COUNT);
         }
@@ -282,24 +356,6 @@ struct mma_kernel {
                                    b_copy::COUNT * (part + 1) / PARTS);
         }
     };
-
-    struct unaligned_copies {
-        static constexpr int PARTS = 0; /* whole k-blocks only */
-        unaligned_copy<a_tile, BLOCK_M, BLOCK_K, A_K_MAJOR, THREADS> a;
-        unaligned_copy<b_tile, BLOCK_N, BLOCK_K, B_K_MAJOR, THREADS> b;
-
-        __device__ __forceinline__ void start(const tcg_gemm_args &args, const void *a_origin, const void *b_origin,
-                                              int64_t m, int64_t n, int64_t a_line, int64_t b_line) {
-            a.start(a_origin, m, args.m, a_line, line_alignment<true>(args, a_line));
-            b.start(b_origin, n, args.n, b_line, line_alignment<false>(args, b_line));
-        }
-        __device__ __forceinline__ void issue(char *smem, uint32_t stage_address, uint32_t stage, int k_left) {
-            a.issue(smem + stage, stage_address, k_left);
-            b.issue(smem + stage + a_tile::BYTES, stage_address + a_tile::BYTES, k_left);
-        }
-        __device__ __forceinline__ void issue_part(uint32_t, int) {}
-    };
-    typedef typename choose<ALIGN == 16, aligned_copies, unaligned_copies>::type copies;
 
     /* The fragments of a step are loaded while the step before is multiplied. */
     struct fragments {
@@ -326,16 +382,16 @@ struct mma_kernel {
     /* Multiplies the k-block in read_stage. FEED: and copies the one STAGES - 1 further on, which is whole, into
      * write_stage, part by part. */
     template <bool FEED>
-    static __device__ __forceinline__ void multiply_block(copies &copy, fragments &fragment, uint32_t smem_address,
-                                                          uint32_t &read_stage, uint32_t &write_stage,
-                                                          float (&acc)[TILES_M][TILES_N][4]) {
+    static __device__ __forceinline__ void multiply_block(aligned_copies &copy, fragments &fragment,
+                                                          uint32_t smem_address, uint32_t &read_stage,
+                                                          uint32_t &write_stage, float (&acc)[TILES_M][TILES_N][4]) {
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
             if (step == STEPS - 1) {
                 read_stage = next_stage(read_stage);
             }
             fragment.load(read_stage, (step + 1) % STEPS);
-            if (FEED && step < copies::PARTS) {
+            if (FEED && step < aligned_copies::PARTS) {
                 copy.issue_part(smem_address + write_stage, step);
             }
             fragment.multiply(step, acc);
@@ -348,56 +404,126 @@ struct mma_kernel {
         }
     }
 
+    /* Where a tile's operands are, and how much of K. */
+    struct work {
+        int64_t m, n, a_line, b_line, k_count;
+        const char *a, *b; /* the elements at (0, k_begin) */
+        int blocks,
+            tail; /* k-blocks, and elements of the last; 32 bits of them are more than a kernel could finish */
+
+        __device__ __forceinline__ work(const tcg_gemm_args &args, const tile_place &place)
+            : m(static_cast<int64_t>(place.tile_m) * BLOCK_M), n(static_cast<int64_t>(place.tile_n) * BLOCK_N),
+              a_line(A_K_MAJOR ? args.a_row : args.a_col), b_line(B_K_MAJOR ? args.b_col : args.b_row),
+              k_count(place.k_end > place.k_begin ? place.k_end - place.k_begin : 0),
+              a(static_cast<const char *>(args.a) + element(place.offset.a, place.k_begin, A_K_MAJOR, a_line)),
+              b(static_cast<const char *>(args.b) + element(place.offset.b, place.k_begin, B_K_MAJOR, b_line)),
+              blocks(static_cast<int>((k_count + BLOCK_K - 1) / BLOCK_K)),
+              tail(static_cast<int>(k_count - (static_cast<int64_t>(blocks) - 1) * BLOCK_K)) {}
+    };
+
+    static __device__ __forceinline__ fragments fragments_at(uint32_t smem_address, int warp_m, int warp_n) {
+        const int lane = threadIdx.x % 32;
+        fragments fragment;
+        fragment.a_base = smem_address + a_tile::fragment_base(lane, warp_m);
+        fragment.b_base = smem_address + a_tile::BYTES + b_tile::fragment_base(lane, warp_n);
+        return fragment;
+    }
+
     /* acc += A[m.., k_begin..k_end) @ B[.., n..], one k16 step after the other. Ends with the stages free. */
     static __device__ __forceinline__ void multiply(const tcg_gemm_args &args, const tile_place &place, char *smem,
                                                     int warp_m, int warp_n, float (&acc)[TILES_M][TILES_N][4]) {
-        const int lane = threadIdx.x % 32;
-        const int64_t m = static_cast<int64_t>(place.tile_m) * BLOCK_M;
-        const int64_t n = static_cast<int64_t>(place.tile_n) * BLOCK_N;
         const uint32_t smem_address = cvta_to_shared(smem);
-        const int64_t a_line = A_K_MAJOR ? args.a_row : args.a_col;
-        const int64_t b_line = B_K_MAJOR ? args.b_col : args.b_row;
-        const int64_t k_count = place.k_end > place.k_begin ? place.k_end - place.k_begin : 0;
-
-        copies copy;
-        copy.start(args,
-                   static_cast<const char *>(args.a) + element(place.offset.a, place.k_begin, A_K_MAJOR, a_line),
-                   static_cast<const char *>(args.b) + element(place.offset.b, place.k_begin, B_K_MAJOR, b_line), m,
-                   n, a_line, b_line);
-        /* 32 bits of k-blocks are more than a kernel could finish. */
-        int blocks = static_cast<int>((k_count + BLOCK_K - 1) / BLOCK_K);
-        const int tail = static_cast<int>(k_count - (static_cast<int64_t>(blocks) - 1) * BLOCK_K);
+        work w(args, place);
+        aligned_copies copy;
+        copy.start(args, w.a, w.b, w.m, w.n, w.a_line, w.b_line);
 #pragma unroll 1
         for (int stage = 0; stage < STAGES - 1; stage++) {
-            copy.issue(smem, smem_address + stage * STAGE_BYTES, stage * STAGE_BYTES,
-                       block_length(blocks - stage, tail));
+            copy.issue(smem_address + stage * STAGE_BYTES, block_length(w.blocks - stage, w.tail));
             cp_async_commit_group();
         }
         cp_async_wait_group<STAGES - 2>();
         __syncthreads();
 
-        fragments fragment;
-        fragment.a_base = smem_address + a_tile::fragment_base(lane, warp_m);
-        fragment.b_base = smem_address + a_tile::BYTES + b_tile::fragment_base(lane, warp_n);
+        fragments fragment = fragments_at(smem_address, warp_m, warp_n);
         uint32_t read_stage = 0;
         uint32_t write_stage = (STAGES - 1) * STAGE_BYTES;
         fragment.load(read_stage, 0);
+        for (; w.blocks > STAGES; w.blocks--) {
+            multiply_block<true>(copy, fragment, smem_address, read_stage, write_stage, acc);
+        }
+        if (w.blocks == STAGES) {
+            copy.issue(smem_address + write_stage, w.tail);
+        }
+        for (; w.blocks > 0; w.blocks--) {
+            multiply_block<false>(copy, fragment, smem_address, read_stage, write_stage, acc);
+        }
+        cp_async_wait_group<0>();
+        __syncthreads();
+    }
 
-        if (copies::PARTS > 0) {
-            for (; blocks > STAGES; blocks--) {
-                multiply_block<true>(copy, fragment, smem_address, read_stage, write_stage, acc);
+    /* The same for operands of any alignment: STAGES stages of words, and two of tiles behind them.
+     *
+     *   words of k-block i + STAGES -> commit | cut i + 1 | multiply i | wait_group -> __syncthreads */
+    static __device__ __forceinline__ void multiply_unaligned(const tcg_gemm_args &args, const tile_place &place,
+                                                              char *smem, int warp_m, int warp_n,
+                                                              float (&acc)[TILES_M][TILES_N][4]) {
+        typedef unaligned_copy<a_tile, BLOCK_M, BLOCK_K, A_K_MAJOR, THREADS> a_copy;
+        typedef unaligned_copy<b_tile, BLOCK_N, BLOCK_K, B_K_MAJOR, THREADS> b_copy;
+        constexpr int RAW_BYTES = a_copy::RAW_BYTES + b_copy::RAW_BYTES;
+        char *const tiles = smem + STAGES * RAW_BYTES;
+        const uint32_t smem_address = cvta_to_shared(smem);
+        const work w(args, place);
+        a_copy a;
+        b_copy b;
+        a.start(w.a, w.m, args.m, w.a_line, w.k_count);
+        b.start(w.b, w.n, args.n, w.b_line, w.k_count);
+
+        int filled = 0; /* k-blocks whose words are on the way */
+        auto load = [&]() {
+            const int stage = filled % STAGES * RAW_BYTES;
+            if (filled < w.blocks) {
+                const int k_left = block_length(w.blocks - filled, w.tail);
+                a.load(smem + stage, smem_address + stage, k_left);
+                b.load(smem + stage + a_copy::RAW_BYTES, smem_address + stage + a_copy::RAW_BYTES, k_left);
             }
-            if (blocks == STAGES) {
-                copy.issue(smem, smem_address + write_stage, write_stage, tail);
+            filled++;
+            cp_async_commit_group();
+        };
+        auto cut = [&](int block) {
+            if (block < w.blocks) {
+                const char *const raw = smem + block % STAGES * RAW_BYTES;
+                char *const tile = tiles + block % 2 * STAGE_BYTES;
+                const int k_left = block_length(w.blocks - block, w.tail);
+                a.cut(raw, tile, k_left);
+                b.cut(raw + a_copy::RAW_BYTES, tile + a_tile::BYTES, k_left);
             }
-            for (; blocks > 0; blocks--) {
-                multiply_block<false>(copy, fragment, smem_address, read_stage, write_stage, acc);
+        };
+        for (int i = 0; i < STAGES - 1; i++) {
+            load();
+        }
+        cp_async_wait_group<STAGES - 2>();
+        __syncthreads();
+        cut(0);
+        load();
+        cp_async_wait_group<STAGES - 2>();
+        __syncthreads();
+
+        fragments fragment = fragments_at(smem_address + STAGES * RAW_BYTES, warp_m, warp_n);
+#pragma unroll 1
+        for (int block = 0; block < w.blocks; block++) {
+            const uint32_t stage = block % 2 * STAGE_BYTES;
+            load();
+            fragment.load(stage, 0);
+            cut(block + 1);
+#pragma unroll
+            for (int step = 0; step < STEPS; step++) {
+                if (step + 1 < STEPS) {
+                    fragment.load(stage, step + 1);
+                }
+                fragment.multiply(step, acc);
             }
-        } else {
-            for (; blocks > 0; blocks--) {
-                copy.issue(smem, smem_address + write_stage, write_stage, block_length(blocks - (STAGES - 1), tail));
-                multiply_block<false>(copy, fragment, smem_address, read_stage, write_stage, acc);
-            }
+            cp_async_wait_group<STAGES - 2>();
+            __syncthreads();
         }
         cp_async_wait_group<0>();
         __syncthreads();
@@ -416,7 +542,11 @@ struct mma_kernel {
         for (int64_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
             const tile_place place = place_tile(args, tile);
             float acc[TILES_M][TILES_N][4] = {};
-            multiply(args, place, smem, warp_m, warp_n, acc);
+            if constexpr (ALIGN == 16) {
+                multiply(args, place, smem, warp_m, warp_n, acc);
+            } else {
+                multiply_unaligned(args, place, smem, warp_m, warp_n, acc);
+            }
             if (tile + gridDim.x >= args.tiles) {
                 griddepcontrol_launch_dependents();
             }
@@ -431,18 +561,18 @@ struct mma_kernel {
 };
 
 /* How many blocks an SM must have registers for: enough for eight warps, and for twelve where a thread's accumulators
- * are few. */
-static constexpr int min_blocks(int threads, int block_m, int block_n) {
-    return threads >= 256 ? 1 : block_m * block_n / threads > 32 ? 2 : 3;
+ * are few and its copies take no registers. */
+static constexpr int min_blocks(int threads, int block_m, int block_n, int align) {
+    return threads >= 256 ? 1 : block_m * block_n / threads > 32 || align < 16 ? 2 : 3;
 }
 
-#define TCG_MMA_KERNEL(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN)                            \
-    extern "C" __global__ void __launch_bounds__(TCG_MMA_THREADS(WM, WN),                       \
-                                                 min_blocks(TCG_MMA_THREADS(WM, WN), BM, BN))   \
-        tcg_mma_sm80_##in##_##order##_##BM##x##BN##x##BK##_w##WM##x##WN##_s##STAGES##_a##ALIGN( \
-            const __grid_constant__ tcg_gemm_args args) {                                       \
-        extern __shared__ __align__(1024) char smem[];                                          \
-        mma_kernel<in, TCG_##order, BM, BN, BK, WM, WN, STAGES, ALIGN>::run(args, smem);        \
+#define TCG_MMA_KERNEL(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN)                                 \
+    extern "C" __global__ void __launch_bounds__(TCG_MMA_THREADS(WM, WN),                            \
+                                                 min_blocks(TCG_MMA_THREADS(WM, WN), BM, BN, ALIGN)) \
+        tcg_mma_sm80_##in##_##order##_##BM##x##BN##x##BK##_w##WM##x##WN##_s##STAGES##_a##ALIGN(      \
+            const __grid_constant__ tcg_gemm_args args) {                                            \
+        extern __shared__ __align__(1024) char smem[];                                               \
+        mma_kernel<in, TCG_##order, BM, BN, BK, WM, WN, STAGES, ALIGN>::run(args, smem);             \
     }
 
 /* An image holds the rows of one input type, and a PTX image only those marked for it. */

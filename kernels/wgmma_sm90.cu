@@ -257,25 +257,29 @@ struct Wgmma {
         if (wg == 0 && thread == 0) mbarrier_arrive_expect_tx(sums_full, WGS * SUMS_BYTES);
         mbarrier_wait_cluster(sums_empty, phase ^ 1);
 #pragma unroll
-        for (int i = 0; i < SUMS; i += 4) {
-            const int owner = i / SHARE;
-            if (owner != rank) st_async_v4(slot(rank - (rank > owner), i % SHARE), owner, sums_full, &d[i]);
+        for (int i = 0; i < SHARE; i += 4) {
+#pragma unroll
+            for (int owner = 0; owner < CK; ++owner) {
+                const float *const share = &d[owner * SHARE + i];
+                if (owner != rank) st_async_v4(slot(rank - (rank > owner), i), owner, sums_full, share);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) mine[i + e] = owner == 0 || owner == rank ? share[e] : mine[i + e];
+            }
         }
         mbarrier_wait_cluster(sums_full, phase);
 #pragma unroll
-        for (int i = 0; i < SUMS; i += 4) {
-            if (i / SHARE != rank) continue;
+        for (int i = 0; i < SHARE; i += 4) {
             float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
             for (int sender = 0; sender < CK; ++sender) {
-                const float4 part = sender == rank ? float4{d[i], d[i + 1], d[i + 2], d[i + 3]}
-                                                   : ld_shared_v4(slot(sender - (sender > rank), i % SHARE));
+                const float4 part = sender == rank ? float4{mine[i], mine[i + 1], mine[i + 2], mine[i + 3]}
+                                                   : ld_shared_v4(slot(sender - (sender > rank), i));
                 sum = sender == 0 ? part : float4{sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
             }
-            mine[i % SHARE] = sum.x;
-            mine[i % SHARE + 1] = sum.y;
-            mine[i % SHARE + 2] = sum.z;
-            mine[i % SHARE + 3] = sum.w;
+            mine[i] = sum.x;
+            mine[i + 1] = sum.y;
+            mine[i + 2] = sum.z;
+            mine[i + 3] = sum.w;
         }
     }
 

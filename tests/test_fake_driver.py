@@ -192,6 +192,48 @@ def test_boxes_are_swizzled_over_their_width(run_fake):
     """)
 
 
+def test_tensor_maps_are_kept(run_fake):
+    """Encoded once for operands that come back, anew for others and in another thread, and not kept where that failed."""
+    run_fake("""
+        import threading
+        row = next(r["name"] for r in tcgemm.kernels() if r["family"] == "wgmma" and r["in_dtype"] == "bfloat16"
+                   and r["order"] == "nn" and r["tile"][:2] == (64, 64))
+        operands = lambda n: (fake.Operand("bfloat16", ref.packed((64, n)), rng.integers(-2, 3, (64, n))),
+                              fake.Operand("bfloat16", ref.packed((n, 64)), rng.integers(-2, 3, (n, 64))))
+        fake.reset()
+        (a, b), (c, d), keep = operands(64), operands(64), []
+
+        def encoded(x, y, **options):
+            before = len(fake.calls("cuTensorMapEncodeTiled"))
+            out = tcgemm.matmul(x.capsule(), y.capsule(), kernel=row + ":direct", **options)
+            if not options:
+                fake.check(out, x, y)
+                keep.append(out)  # its address is not used again
+            return len(fake.calls("cuTensorMapEncodeTiled")) - before
+
+        out = tcgemm.matmul(a.capsule(), b.capsule(), kernel=row + ":direct")
+        assert encoded(a, b, out=out) == 0 and encoded(a, b, out=out) == 0
+        fake.check(out, a, b)
+        assert encoded(a, b) == 3  # another result
+        assert encoded(c, b, out=out) == 3 and encoded(a, d, out=out) == 3
+        fake.check(out, a, d)
+        assert encoded(a, d, out=out) == 0
+
+        found = []
+        thread = threading.Thread(target=lambda: found.append(encoded(a, d, out=out)))
+        thread.start()
+        thread.join()
+        assert found == [3], found
+
+        for _ in range(2):
+            fake.fail("cuTensorMapEncodeTiled")
+            with pytest.raises(RuntimeError, match="tensor map"):
+                tcgemm.matmul(c.capsule(), d.capsule(), kernel=row + ":direct", out=out)
+        assert encoded(c, d, out=out) == 3
+        fake.check(out, c, d)
+    """)
+
+
 def test_batch_invariance(run_fake):
     """Not only unsplit, but the same bits for every number of rows: computed, with operands that round."""
     run_fake("""

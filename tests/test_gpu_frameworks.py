@@ -356,6 +356,28 @@ def test_cupy_allocates_the_result(cupy):
     assert pool.used_bytes() - before >= result.nbytes
 
 
+def test_cupy_results_and_orders(cupy):
+    """Results are cupy.ndarrays like others, from operands of any order that CuPy calls contiguous or not."""
+    base = cupy.asarray(np.random.default_rng(5).integers(-2, 3, (2, 40, 40)).astype(np.float16))
+    operands = [
+        base[0],
+        cupy.asfortranarray(base[0]),
+        base[0].T,
+        base[0, ::2, :][:, ::2],
+        base[:1, :1][0, :, :1],
+        base,
+    ]
+    operands += [cupy.broadcast_to(base[0, 0], (40, 40)), base[:, :0], base.transpose(0, 2, 1)]
+    for a in operands:
+        b = cupy.asfortranarray(base[1, : a.shape[-1]])
+        result, expected = tcgemm.matmul(a, b), cupy.matmul(a, b)
+        assert type(result) is cupy.ndarray and result.dtype == expected.dtype and result.shape == expected.shape
+        assert result.flags.c_contiguous and result.flags.owndata and result.base is None
+        assert result.strides == cupy.empty(result.shape, result.dtype).strides and result.nbytes == result.size * 2
+        assert (cupy.asnumpy(result) == cupy.asnumpy(expected)).all()
+        assert (cupy.asnumpy((result + 1).T) == cupy.asnumpy(result).T + 1).all()
+
+
 def test_managed_memory(cupy):
     """DLPack device 13 (pytorch#96318)."""
     previous = cupy.cuda.get_allocator()

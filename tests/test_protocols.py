@@ -504,6 +504,44 @@ def test_torch_grad(torch):
     assert (tcgemm.matmul(x.detach(), y) == 4).all()
 
 
+def test_torch_results(torch):
+    """Whatever way they are allocated, as torch.matmul's are."""
+    for shape_a, shape_b in (((3, 4), (4, 5)), ((2, 3, 4), (4, 1)), ((0, 4), (4, 5)), ((3, 0), (0, 5)), ((4,), (4,))):
+        a, b = torch.ones(shape_a, dtype=torch.bfloat16), torch.ones(shape_b, dtype=torch.bfloat16)
+        for out_dtype in (torch.bfloat16, torch.float32):
+            result, expected = tcgemm.matmul(a, b, out_dtype=out_dtype), torch.matmul(a, b).to(out_dtype)
+            assert type(result) is torch.Tensor and result.dtype == out_dtype and not result.requires_grad
+            assert result.stride() == expected.stride() and torch.equal(result, expected)
+            assert result.untyped_storage().nbytes() == expected.untyped_storage().nbytes()
+            assert result.untyped_storage().resizable() and not result.is_inference()
+    with torch.inference_mode():
+        assert tcgemm.matmul(torch.ones(2, 2), torch.ones(2, 2)).is_inference()
+
+
+def test_torch_modes_see_the_result_made(torch):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    seen, x = [], torch.ones(4, 4)
+    with Watch():
+        result = tcgemm.matmul(x, x)
+    assert seen == ["aten.new_empty.default"] and (result == 4).all()
+
+
+def test_torch_without_its_own_code_s_allocator(torch, run_python):
+    run_python("""
+        import torch, tcgemm
+        del torch._C._dynamo.guards._empty_strided_cpu
+        x = torch.ones(3, 4)
+        for _ in range(3):
+            assert torch.equal(tcgemm.matmul(x, x.T), x @ x.T)
+    """)
+
+
 def test_torch_tensors_without_plain_memory(torch):
     y = torch.ones(4, 4)
     negative = torch.imag(torch.ones(4, 4, dtype=torch.complex64).conj())

@@ -41,6 +41,8 @@ static const tcg_chip chips[] = {
 #define COPY_SHARE 0.8         /* of memory bandwidth that tcg_copy reaches along rows */
 #define COPY_TURNED_SHARE 0.4  /* the same for other strides */
 #define COPY_ISSUE_CYCLES 4.0  /* a warp's load or copy instruction with its address and predicate */
+#define CUT_CYCLES 0.75        /* an SM's, for a piece of 16 bytes that mma's rows for any alignment cut out of two */
+#define CUT_START_CYCLES 100.0 /* and for a k-block of them */
 #define NEXT_TILE_CYCLES 736.0 /* from one tile of a block to its next one, at least */
 #define FP32_BYTES 28.0        /* of fp32 results a clock, through shared memory */
 #define REDUCE_CYCLES 1500.0   /* tcg_reduce's own start and end */
@@ -50,6 +52,7 @@ static const tcg_chip chips[] = {
 
 #define REGISTERS 65536
 #define SPLITS_MAX 64
+#define EVEN_SPLITS_MAX 8
 #define SPLIT_ITERATIONS_MIN 4 /* k-blocks a split is worth starting for */
 #define PARTIALS_BYTES_MAX (64.0 * 1024 * 1024)
 #define RASTER_ROWS_MAX 16                /* rows of tiles to a group */
@@ -88,7 +91,7 @@ static void model_mma(const tcg_kernel *kernel, const tcg_chip *chip, int *regis
     /* Every warp reads its own rows of A and of B from shared memory. */
     double reads = (double)kernel->warps_m * kernel->warps_n * (warp_m + warp_n) * kernel->block_k * 2;
     double writes = (double)(kernel->block_m + kernel->block_n) * kernel->block_k * 2;
-    *registers = warp_m * warp_n / 32 + 80;
+    *registers = warp_m * warp_n / 32 + (kernel->align_bytes < ROW_ALIGN_BYTES ? 144 : 80);
     *cycles = max2(flops / chip->tensor_flops, (reads + writes) / SMEM_BYTES);
 }
 
@@ -99,11 +102,22 @@ static void model_wgmma(const tcg_kernel *kernel, const tcg_chip *chip, int *reg
     *cycles = 2.0 * kernel->block_m * kernel->block_n * kernel->block_k / WGMMA_FLOPS;
 }
 
-/* Constants of a wgmma row. */
-typedef struct tuned {
+/* How tuned.def names a row of a family, in all orders and 16-bit types. */
+typedef struct row_key {
     int block_m, block_n, block_k;
     bool pingpong;
     int cluster_m, cluster_n, cluster_k;
+} row_key;
+
+static bool is_row(const tcg_kernel *kernel, const row_key *key) {
+    return kernel->block_m == key->block_m && kernel->block_n == key->block_n && kernel->block_k == key->block_k &&
+           kernel->pingpong == key->pingpong && kernel->cluster_m == key->cluster_m &&
+           kernel->cluster_n == key->cluster_n && kernel->cluster_k == key->cluster_k;
+}
+
+/* Constants of a wgmma row. */
+typedef struct tuned {
+    row_key key;
     double arithmetic;  /* time of the main loop over that at wgmma's full rate */
     double memory;      /* time where memory bounds it, over that at the chip's bandwidth */
     double tile_cycles; /* a tile's start and end, beside its main loop */
@@ -112,7 +126,7 @@ typedef struct tuned {
 enum { SCHEDULE_coop, SCHEDULE_pingpong };
 static const tuned tuned_rows[] = {
 #define TCG_TUNED(bm, bn, bk, schedule, cm, cn, ck, arithmetic, memory, tile_cycles) \
-    {bm, bn, bk, SCHEDULE_##schedule, cm, cn, ck, arithmetic, memory, tile_cycles},
+    {{bm, bn, bk, SCHEDULE_##schedule, cm, cn, ck}, arithmetic, memory, tile_cycles},
 #include "tuned.def"
 };
 
@@ -121,25 +135,19 @@ static const tuned tuned_rows[] = {
 static const struct exception {
     int64_t m_from, m_to, n, k, batch;
     tcg_family family;
-    int block_m, block_n, block_k;
-    bool pingpong;
-    int cluster_m, cluster_n, cluster_k;
+    row_key key;
     bool swap, splits;
 } exceptions[] = {
 #define TCG_EXCEPTION(m_from, m_to, n, k, batch, family, bm, bn, bk, schedule, cm, cn, ck, swap, splits) \
-    {m_from, m_to, n, k, batch, TCG_FAMILY_##family, bm, bn, bk, SCHEDULE_##schedule, cm, cn, ck, swap, splits},
+    {m_from, m_to, n, k, batch, TCG_FAMILY_##family, {bm, bn, bk, SCHEDULE_##schedule, cm, cn, ck}, swap, splits},
 #include "tuned.def"
 };
 enum { EXCEPTIONS_CC = 90, EXCEPTIONS_SMS = 132 };
 
 static tuned tuned_row(const tcg_kernel *kernel) {
-    for (size_t i = 0; i < sizeof tuned_rows / sizeof *tuned_rows; i++) {
-        const tuned *t = &tuned_rows[i];
-        if (t->block_m == kernel->block_m && t->block_n == kernel->block_n && t->block_k == kernel->block_k &&
-            t->pingpong == kernel->pingpong && t->cluster_m == kernel->cluster_m &&
-            t->cluster_n == kernel->cluster_n && t->cluster_k == kernel->cluster_k)
-            return *t;
-    }
+    for (size_t i = 0; i < sizeof tuned_rows / sizeof *tuned_rows; i++)
+        if (is_row(kernel, &tuned_rows[i].key))
+            return tuned_rows[i];
     return (tuned){.arithmetic = 1.1, .memory = 1, .tile_cycles = 400 + kernel->block_m * kernel->block_n / 8.0};
 }
 
@@ -165,6 +173,11 @@ static int cluster_blocks(const tcg_kernel *kernel) {
 /* A cluster stays within a processor group, of 16 or 18 SMs on Hopper: of 132 SMs, clusters of 4 or 8 fill 120. */
 static int usable_sms(int sm_count, const tcg_kernel *kernel) {
     return cluster_blocks(kernel) > 2 ? sm_count - sm_count / 11 : sm_count;
+}
+
+/* Whether the next kernel's blocks find room while all of these still run. Not before tcg_reduce, whose grid is another. */
+static bool room_for_next(const tcg_candidate *row, double splits, double blocks) {
+    return splits == 1 && 2 * blocks <= row->slots;
 }
 
 /* How much longer the arithmetic takes with so few warps an SM to hide its latencies. */
@@ -514,7 +527,7 @@ static double wgmma_estimate(const struct job *job, const tcg_plan_view *view, c
         memory *= 1 + SPLIT_SHARED * (1 - 1 / ceil_(c->m > c->n ? c->n * row->per_n : c->m * row->per_m));
     double longer = max2(loop, memory), part = min2(loop, memory) / longer;
     part *= part;
-    const bool early = c->fixed == 0 && splits == 1 && 2 * blocks <= row->slots;
+    const bool early = c->fixed == 0 && room_for_next(row, splits, blocks);
     const double start = WGMMA_START_CYCLES - (early ? EARLY_CYCLES : 0);
     return start + longer * (1 + BOTH * part * part) + end;
 }
@@ -540,6 +553,25 @@ static void boxes_cycles(int block_k, int block, int width, int sharers, double 
     const bool twice = straddles || (!k_major && lines < width);
     cycles[0] += max2(boxes * BOX_CYCLES, taken * line_cycles);
     cycles[1] += taken / sharers * line_cycles * (twice ? STRADDLE : 1);
+}
+
+/* Splits that leave every block enough of K, and their partial sums a bounded size. */
+static double splits_most(const struct job *job, const struct shape_costs *c) {
+    return min2(min2(floor_(c->iterations * (1.0 / SPLIT_ITERATIONS_MIN)), SPLITS_MAX),
+                floor_(PARTIALS_BYTES_MAX / (job->c_elems * 4)));
+}
+
+/* The few splits with which a round and a part of another become nearly whole ones. */
+static double even_splits(const tcg_candidate *row, const struct shape_costs *c, double most) {
+    double best = 1, least = ceil_(c->blocks * row->per_slot);
+    for (double splits = 2; splits <= min2(most, EVEN_SPLITS_MAX); splits++) {
+        double rounds = ceil_(c->blocks * splits * row->per_slot) / splits;
+        if (rounds < least) {
+            least = rounds;
+            best = splits;
+        }
+    }
+    return best;
 }
 
 /* Estimates the choice for each split worth trying and keeps it in `best` where it beats that. */
@@ -571,15 +603,15 @@ static void consider(const struct job *job, const tcg_plan_view *view, bool may_
         c.traffic = (c.lines_a + c.lines_b) * depth_bytes * view->per_l2_byte;
     }
     c.cycles = row->block_cycles;
-    if (kernel->order >= 0 && !tma) {
+    if (kernel->family == TCG_FAMILY_mma && kernel->align_bytes < ROW_ALIGN_BYTES) {
+        c.cycles += CUT_START_CYCLES +
+                    CUT_CYCLES * (kernel->block_m + kernel->block_n) * kernel->block_k * job->elem_bytes / 16;
+    } else if (kernel->order >= 0 && !tma) {
         int width_a = choice->copy[0] ? ROW_ALIGN_BYTES : choice->k_major[0] ? a->align_k : a->align_own;
         int width_b = choice->copy[1] ? ROW_ALIGN_BYTES : choice->k_major[1] ? b->align_k : b->align_own;
         double issue = (c.lines_a * per_width(width_a) + c.lines_b * per_width(width_b)) * depth_bytes *
                        (COPY_ISSUE_CYCLES / 32);
-        if (width_a < 4 || width_b < 4)
-            c.cycles += 3 * issue; /* below cp.async's 4 bytes, data passes through registers */
-        else
-            c.traffic = max2(c.traffic, issue);
+        c.traffic = max2(c.traffic, issue);
     }
     c.moved_bytes = a->bytes + b->bytes;
     if (choice->copy[0] || choice->copy[1]) /* one launch for both */
@@ -594,16 +626,17 @@ static void consider(const struct job *job, const tcg_plan_view *view, bool may_
     c.scattered =
         job->c_stride[!choice->swap] != 1 && !(wgmma && job->c_stride[choice->swap] == 1 && job->out_bytes == 2);
 
-    double most = 1, one_an_sm = 1;
+    double most = 1, one_an_sm = 1, even = 1;
     if (may_split && families[kernel->family].splits && kernel->cluster_k == 1 && 2 * c.blocks <= row->slots) {
         double per_tile = 1 / c.blocks;
-        most = min2(min2(floor_(c.iterations * (1.0 / SPLIT_ITERATIONS_MIN)), SPLITS_MAX),
-                    floor_(row->slots * per_tile));
-        most = min2(most, floor_(PARTIALS_BYTES_MAX / (job->c_elems * 4)));
+        most = min2(splits_most(job, &c), floor_(row->slots * per_tile));
         one_an_sm = min2(floor_(view->sm_count * per_tile), most);
+    } else if (may_split && families[kernel->family].splits && !families[kernel->family].persistent &&
+               c.blocks > row->slots && c.blocks < 2 * row->slots) {
+        even = even_splits(row, &c, splits_most(job, &c));
     }
-    double tried[3] = {1, one_an_sm, most};
-    for (int i = 0; i < 3; i++) {
+    double tried[4] = {1, even, one_an_sm, most};
+    for (int i = 0; i < 4; i++) {
         double splits = tried[i];
         if (i > 0 && splits <= tried[i - 1])
             continue;
@@ -707,15 +740,12 @@ static void choose_exception(const struct job *job, const tcg_plan_view *view, b
     for (size_t i = 0; i < sizeof exceptions / sizeof *exceptions && !best->row; i++) {
         const struct exception *e = &exceptions[i];
         if (job->n != e->n || job->k != e->k || job->m < e->m_from || job->m > e->m_to || job->batches != e->batch ||
-            (!may_split && (e->splits || e->cluster_k > 1)))
+            (!may_split && (e->splits || e->key.cluster_k > 1)))
             continue;
         const int bucket = bucket_of(job->dtype, TCG_nt, false);
         for (int r = view->first[bucket]; r < view->first[bucket + 1]; r++) {
             const tcg_kernel *kernel = view->rows[r].kernel;
-            if (kernel->family == e->family && kernel->block_m == e->block_m && kernel->block_n == e->block_n &&
-                kernel->block_k == e->block_k && kernel->pingpong == e->pingpong &&
-                kernel->cluster_m == e->cluster_m && kernel->cluster_n == e->cluster_n &&
-                kernel->cluster_k == e->cluster_k) {
+            if (kernel->family == e->family && is_row(kernel, &e->key)) {
                 struct choice choice = {.row = &view->rows[r], .swap = e->swap, .k_major = {true, true}};
                 consider(job, view, e->splits, &choice, best);
             }
@@ -1081,9 +1111,9 @@ static int write_plan(const struct job *job, const tcg_plan_view *view, const st
     most = most >= cluster ? most / cluster : 1; /* clusters, or blocks */
     plan->grid = (uint32_t)((tiles < most ? tiles : most) * cluster);
     /* Of a split, tcg_reduce comes next, which is small. */
-    plan->hands_over = plan->splits == 1 && plan->grid * 2.0 <= choice->row->slots ? TCG_AT_ONCE
-                       : plan->grid >= (uint32_t)max2(view->sm_count, 1)           ? TCG_AFTER_LOADS
-                                                                                   : TCG_AFTER_PRODUCTS;
+    plan->hands_over = room_for_next(choice->row, plan->splits, plan->grid) ? TCG_AT_ONCE
+                       : plan->grid >= (uint32_t)max2(view->sm_count, 1)    ? TCG_AFTER_LOADS
+                                                                            : TCG_AFTER_PRODUCTS;
     plan->raster_group = args->raster_group = raster_group(plan, job, view, choice->row->occupancy);
     if (place_operand(job, choice, 0, plan, err) || place_operand(job, choice, 1, plan, err) ||
         place_result(job, choice, plan, err))

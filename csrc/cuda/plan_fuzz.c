@@ -75,12 +75,26 @@ static void draw_strides(uint64_t *state, int64_t rows, int64_t cols, int64_t *r
     *col = turned ? line : unit;
 }
 
+/* Shapes of which tuned.def names the row, on the device that it was measured on. */
+static const struct named_shape {
+    int64_t m_from, m_to, n, k;
+} named_shapes[] = {
+#define TCG_EXCEPTION(m_from, m_to, n, k, ...) {m_from, m_to, n, k},
+#include "tuned.def"
+};
+
 static void draw_problem(uint64_t *state, tcg_problem *problem) {
     static const int64_t lengths[] = {0, 1, 2, 2, 3, 3, 4, 5, 7, 16, 64, 65536};
     memset(problem, 0, sizeof *problem);
     problem->m = draw_size(state);
     problem->n = draw_size(state);
     problem->k = draw_size(state);
+    if (!below(state, 8)) {
+        const struct named_shape *shape = &named_shapes[below(state, sizeof named_shapes / sizeof *named_shapes)];
+        problem->m = shape->m_from + below(state, shape->m_to - shape->m_from + 1);
+        problem->n = shape->n;
+        problem->k = shape->k;
+    }
     problem->in_dtype = (int)below(state, TCG_DTYPE_COUNT);
     problem->out_dtype = below(state, 3) ? problem->in_dtype : TCG_f32;
     draw_strides(state, problem->m, problem->k, &problem->a.row, &problem->a.col);
@@ -111,7 +125,7 @@ static void draw_device(uint64_t *state, tcg_device_props *device) {
     static const int64_t ccs[] = {80, 86, 87, 89, 90, 100, 103, 110, 120, 121}, kbs[] = {48, 64, 99, 100, 163, 227};
     memset(device, 0, sizeof *device);
     device->cc = (int)pick(state, ccs, sizeof ccs / sizeof *ccs);
-    device->sm_count = 1 + (int)below(state, 200);
+    device->sm_count = below(state, 4) ? 1 + (int)below(state, 200) : 132;
     device->smem_block_bytes = 1024 * (int)(below(state, 2) ? 48 + below(state, 180) : pick(state, kbs, 6));
     device->smem_sm_bytes = device->smem_block_bytes + 1024;
     device->l2_bytes = (int)(1 + below(state, 128)) << 20;

@@ -90,7 +90,7 @@ static const tcg_kernel kernels[TCG_KERNEL_COUNT] = {
      .warps_n = WN,                                                                                               \
      .align_bytes = ALIGN,                                                                                        \
      .threads = TCG_MMA_THREADS(WM, WN),                                                                          \
-     .smem_bytes = TCG_MMA_SMEM(BM, BN, BK, STAGES)},
+     .smem_bytes = TCG_MMA_SMEM(BM, BN, BK, STAGES, ALIGN, TCG_##order_)},
 #define TCG_WMMA_NAIVE(...) WARPS_ROW(TCG_WMMA_NAIVE, sm80, wmma_naive, __VA_ARGS__)
 #define TCG_WMMA(...) WARPS_ROW(TCG_WMMA, sm80, wmma, __VA_ARGS__)
 #define TCG_MMA_NAIVE(...) WARPS_ROW(TCG_MMA_NAIVE, sm80, mma_naive, __VA_ARGS__)

@@ -240,15 +240,15 @@ done:
 
 int tcg_cupy_locate(tcg_state *state, tcg_tensor *tensor) {
     PyObject *memory = PyObject_GetAttr(tensor->object, state->str_data), *pointer = NULL, *device = NULL,
-             *shape = NULL, *strides = NULL, *dtype = NULL;
+             *shape = NULL, *packed = NULL, *strides = NULL, *dtype = NULL;
     uintptr_t address;
     int64_t ordinal;
     int failed = -1, ndim = -1;
     if (!memory || !(pointer = PyObject_GetAttr(memory, state->str_ptr)) ||
         !(device = PyObject_GetAttr(memory, state->str_device_id)) ||
         !(shape = PyObject_GetAttr(tensor->object, state->str_shape)) ||
-        !(strides = PyObject_GetAttr(tensor->object, state->str_strides)) ||
-        !(dtype = PyObject_GetAttr(tensor->object, state->str_dtype)))
+        !(dtype = PyObject_GetAttr(tensor->object, state->str_dtype)) ||
+        tcg_optional_attr(tensor->object, state->str__c_contiguous, &packed) < 0)
         goto done;
     if (tcg_read_address(tensor->name, "the array's pointer", pointer, &address) ||
         tcg_read_int(tensor->name, "the array's device", device, &ordinal) ||
@@ -256,9 +256,11 @@ int tcg_cupy_locate(tcg_state *state, tcg_tensor *tensor) {
         goto done;
     tensor->data = (char *)address;
     tensor->ndim = ndim;
-    if (read_sizes(tensor, strides, "strides", &ndim, tensor->strides) ||
-        strides_to_elements(tensor, tensor->dtype < 0 ? 1 : tcg_dtype_bytes[tensor->dtype]) ||
-        tcg_tensor_layout(tensor, true))
+    if (packed != Py_True && (!(strides = PyObject_GetAttr(tensor->object, state->str_strides)) ||
+                              read_sizes(tensor, strides, "strides", &ndim, tensor->strides) ||
+                              strides_to_elements(tensor, tensor->dtype < 0 ? 1 : tcg_dtype_bytes[tensor->dtype])))
+        goto done;
+    if (tcg_tensor_layout(tensor, packed != Py_True))
         goto done;
     if (ordinal < 0 || ordinal >= INT_MAX) {
         failed = find_device(state, tensor);
@@ -271,19 +273,56 @@ done:
     Py_XDECREF(pointer);
     Py_XDECREF(device);
     Py_XDECREF(shape);
+    Py_XDECREF(packed);
     Py_XDECREF(strides);
     Py_XDECREF(dtype);
     return failed;
 }
 
+/* A C function that one of CuPy's modules offers to others under that name, if it has that signature (Cython's way:
+ * capsules in __pyx_capi__ that are called what they hold), else NULL, perhaps with an exception. A call of one takes a tenth
+ * of the same by Python. */
+static void *cupy_function(tcg_state *state, PyObject **slot, const char *module, PyObject *name,
+                           const char *signature) {
+    PyObject *functions = TCG_CACHED_OR_NONE(slot, module, state->str___pyx_capi__);
+    PyObject *capsule =
+        functions && PyDict_Check(functions) ? PyDict_GetItemWithError(functions, name) : NULL; /* borrowed */
+    return capsule && PyCapsule_IsValid(capsule, signature) ? PyCapsule_GetPointer(capsule, signature) : NULL;
+}
+
+int tcg_cupy_device(tcg_state *state, long *ordinal) {
+    int (*function)(int skip_dispatch) =
+        (int (*)(int))cupy_function(state, &state->cupy_device_functions, "cupy_backends.cuda.api.runtime",
+                                    state->str_getDevice, "int (int __pyx_skip_dispatch)");
+    if (function)
+        *ordinal = function(0);
+    else if (!PyErr_Occurred()) {
+        PyObject *get = TCG_CACHED(&state->cupy_get_device, "cupy.cuda", state->str_runtime, state->str_getDevice);
+        PyObject *number = get ? PyObject_CallNoArgs(get) : NULL;
+        *ordinal = number ? PyLong_AsLong(number) : -1;
+        Py_XDECREF(number);
+    }
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 int tcg_cupy_stream(tcg_state *state, uintptr_t *stream) {
-    PyObject *get = TCG_CACHED(&state->cupy_get_current_stream, "cupy.cuda", state->str_get_current_stream);
-    PyObject *object = get ? PyObject_CallNoArgs(get) : NULL;
-    PyObject *number = object ? PyObject_GetAttr(object, state->str_ptr) : NULL;
-    int failed = !number || tcg_read_address("stream", "CuPy's current stream", number, stream) ? -1 : 0;
-    if (!failed && *stream == 0)
+    intptr_t (*function)(void) =
+        (intptr_t (*)(void))cupy_function(state, &state->cupy_stream_functions, "cupy.cuda.stream",
+                                          state->str_get_current_stream_ptr, "intptr_t (void)");
+    if (function) {
+        *stream = (uintptr_t)function();
+    } else if (!PyErr_Occurred()) {
+        PyObject *get = TCG_CACHED(&state->cupy_get_current_stream, "cupy.cuda", state->str_get_current_stream);
+        PyObject *object = get ? PyObject_CallNoArgs(get) : NULL;
+        PyObject *number = object ? PyObject_GetAttr(object, state->str_ptr) : NULL;
+        if (number)
+            tcg_read_address("stream", "CuPy's current stream", number, stream);
+        Py_XDECREF(object);
+        Py_XDECREF(number);
+    }
+    if (PyErr_Occurred())
+        return -1;
+    if (*stream == 0)
         *stream = TCG_STREAM_LEGACY;
-    Py_XDECREF(object);
-    Py_XDECREF(number);
-    return failed;
+    return 0;
 }

@@ -50,13 +50,7 @@ static PyObject *cupy_call(const char *name, long argument) {
 int tcg_current_device(tcg_state *state, const tcg_tensor *a, int device, tcg_current *current) {
     long ordinal = device;
     if (a->type->framework == TCG_FRAMEWORK_CUPY) {
-        PyObject *get = TCG_CACHED(&state->cupy_get_device, "cupy.cuda", state->str_runtime, state->str_getDevice);
-        PyObject *number = get ? PyObject_CallNoArgs(get) : NULL;
-        if (!number)
-            return -1;
-        ordinal = PyLong_AsLong(number);
-        Py_DECREF(number);
-        if (ordinal == -1 && PyErr_Occurred())
+        if (tcg_cupy_device(state, &ordinal))
             return -1;
         if (ordinal != device)
             return enter(state, current, cupy_call("Device", device));
@@ -156,24 +150,74 @@ static PyObject *torch_dtype(tcg_state *state, int dtype) {
     }
 }
 
-/* A torch.Tensor on the device of `a`. dtype NULL: that of `a`. */
-static PyObject *torch_new(tcg_state *state, const tcg_tensor *a, PyObject *dtype, PyObject *size) {
-    PyObject *arguments[4] = {a->object, size, dtype, NULL}, *empty, *own = NULL, *device = NULL, *result = NULL;
-    if (a->type->plain)
-        return PyObject_VectorcallMethod(state->str_new_empty, arguments, 2, dtype ? state->kwnames_dtype : NULL);
-    /* A subclass would make another of its kind. */
-    empty = TCG_CACHED(&state->torch_empty, "torch", state->str_empty);
-    if (empty && !dtype)
-        dtype = own = PyObject_GetAttr(a->object, state->str_dtype);
-    if (empty && dtype && (device = PyObject_GetAttr(a->object, state->str_device))) {
-        arguments[1] = dtype;
-        arguments[2] = device;
-        arguments[0] = size;
-        result = PyObject_Vectorcall(empty, arguments, 1, state->kwnames_dtype_device);
+static int call_for_long(PyObject *function, long *value) {
+    PyObject *number = PyObject_CallNoArgs(function);
+    if (!number)
+        return -1;
+    *value = PyLong_AsLong(number);
+    Py_DECREF(number);
+    return *value == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* By the function that code compiled by torch allocates with, in a third of new_empty's time: past the dispatcher, from the
+ * same allocator. 0: another device is current, a mode of torch wants to see what is done, or this release has no such
+ * function. */
+static int torch_new_at_once(tcg_state *state, PyObject *dtype, int ndim, const int64_t *shape, int device,
+                             PyObject *size, PyObject **result) {
+    PyObject *empty, *modes, *get_device = Py_None, *strides;
+    int64_t steps[TCG_MAX_NDIM], step = 1;
+    long depth, current = device;
+    if (device == TCG_HOST) {
+        empty = TCG_CACHED_OR_NONE(&state->torch_empty_cpu, "torch", state->str__C, state->str__dynamo,
+                                   state->str_guards, state->str__empty_strided_cpu);
+    } else {
+        empty = TCG_CACHED_OR_NONE(&state->torch_empty_cuda, "torch", state->str__C, state->str__dynamo,
+                                   state->str_guards, state->str__empty_strided_cuda);
+        get_device = TCG_CACHED(&state->torch_get_device, "torch", state->str__C, state->str__cuda_getDevice);
     }
-    Py_XDECREF(own);
-    Py_XDECREF(device);
-    return result;
+    modes = TCG_CACHED_OR_NONE(&state->torch_modes, "torch", state->str__C, state->str__len_torch_dispatch_stack);
+    if (!empty || !modes || !get_device)
+        return -1;
+    if (empty == Py_None || modes == Py_None)
+        return 0;
+    if (call_for_long(modes, &depth) || (get_device != Py_None && call_for_long(get_device, &current)))
+        return -1;
+    if (depth || current != device)
+        return 0;
+    for (int i = ndim - 1; i >= 0; i--) {
+        steps[i] = step;
+        step *= shape[i] > 1 ? shape[i] : 1;
+    }
+    strides = tcg_shape_tuple(ndim, steps);
+    if (strides) {
+        PyObject *arguments[] = {size, strides, dtype};
+        *result = PyObject_Vectorcall(empty, arguments, 3, NULL);
+        Py_DECREF(strides);
+    }
+    return *result ? 1 : -1;
+}
+
+/* A packed torch.Tensor on the device of `a`; *result is NULL before. */
+static int torch_new(tcg_state *state, const tcg_tensor *a, PyObject *dtype, int ndim, const int64_t *shape,
+                     int device, PyObject **result) {
+    PyObject *size = dtype ? tcg_shape_tuple(ndim, shape) : NULL, *empty, *where = NULL;
+    if (!size)
+        return -1;
+    if (a->type->plain) {
+        if (torch_new_at_once(state, dtype, ndim, shape, device, size, result) == 0) {
+            PyObject *arguments[] = {a->object, size, dtype};
+            *result = PyObject_VectorcallMethod(state->str_new_empty, arguments, 2, state->kwnames_dtype);
+        }
+    } else { /* a subclass's new_empty would make another of its kind */
+        empty = TCG_CACHED(&state->torch_empty, "torch", state->str_empty);
+        if (empty && (where = PyObject_GetAttr(a->object, state->str_device))) {
+            PyObject *arguments[] = {size, dtype, where};
+            *result = PyObject_Vectorcall(empty, arguments, 1, state->kwnames_dtype_device);
+        }
+        Py_XDECREF(where);
+    }
+    Py_DECREF(size);
+    return *result ? 0 : -1;
 }
 
 /* Where the new tensor's memory is. Modes of torch can put another kind of tensor in its place. */
@@ -202,18 +246,13 @@ static int torch_pointer(tcg_state *state, const tcg_tensor *a, PyObject *object
     return PyErr_Occurred() ? -1 : 0;
 }
 
-static int torch_result(tcg_state *state, const tcg_tensor *a, int dtype, int ndim, const int64_t *shape, void **data,
-                        PyObject **result) {
-    PyObject *size = tcg_shape_tuple(ndim, shape), *wanted = NULL;
+static int torch_result(tcg_state *state, const tcg_tensor *a, int dtype, int ndim, const int64_t *shape, int device,
+                        void **data, PyObject **result) {
     int64_t count = 1;
     for (int i = 0; i < ndim; i++)
         count *= shape[i];
-    if (size && dtype != a->dtype && !(wanted = torch_dtype(state, dtype)))
-        Py_CLEAR(size);
-    if (size)
-        *result = torch_new(state, a, wanted, size);
-    Py_XDECREF(size);
-    if (!*result || torch_pointer(state, a, *result, data))
+    if (torch_new(state, a, torch_dtype(state, dtype), ndim, shape, device, result) ||
+        torch_pointer(state, a, *result, data))
         return -1;
     if (count && !*data) {
         PyErr_SetString(PyExc_TypeError,
@@ -241,14 +280,37 @@ static PyObject *array_dtype(tcg_state *state, const tcg_tensor *a, int dtype) {
     return Py_XNewRef(tcg_numpy_dtype(state, dtype));
 }
 
+/* cupy.ndarray's own constructor is Python code around these two steps and takes twice their time. Elsewhere (other releases)
+ * it is called. */
+static PyObject *cupy_new(tcg_state *state, PyObject *ndarray, PyObject *size, PyObject *dtype) {
+    PyObject *base = TCG_CACHED_OR_NONE(&state->cupy_ndarray_base, "cupy", state->str__core, state->str_core,
+                                        state->str__ndarray_base);
+    PyObject *init = TCG_CACHED_OR_NONE(&state->cupy_ndarray_init, "cupy", state->str__core, state->str_core,
+                                        state->str__ndarray_base, state->str__init);
+    PyObject *arguments[] = {NULL, size, dtype}, *nothing, *array, *none;
+    if (!base || !init)
+        return NULL;
+    if (init == Py_None || !PyType_Check(base) || !PyType_IsSubtype((PyTypeObject *)ndarray, (PyTypeObject *)base))
+        return PyObject_Vectorcall(ndarray, arguments + 1, 2, NULL);
+    nothing = PyTuple_New(0);
+    array = nothing ? ((PyTypeObject *)base)->tp_new((PyTypeObject *)ndarray, nothing, NULL) : NULL;
+    Py_XDECREF(nothing);
+    if (!array)
+        return NULL;
+    arguments[0] = array;
+    none = PyObject_Vectorcall(init, arguments, 3, NULL);
+    if (!none)
+        Py_CLEAR(array);
+    Py_XDECREF(none);
+    return array;
+}
+
 static int cupy_result(tcg_state *state, PyObject *dtype, int ndim, const int64_t *shape, void **data,
                        PyObject **result) {
     PyObject *ndarray = TCG_CACHED(&state->cupy_ndarray, "cupy", state->str_ndarray);
     PyObject *size = ndarray ? tcg_shape_tuple(ndim, shape) : NULL;
-    if (size && dtype) {
-        PyObject *arguments[] = {size, dtype};
-        *result = PyObject_Vectorcall(ndarray, arguments, 2, NULL);
-    }
+    if (size && dtype)
+        *result = cupy_new(state, ndarray, size, dtype);
     Py_XDECREF(size);
     return *result ? cupy_pointer(state, *result, data) : -1;
 }
@@ -331,7 +393,7 @@ int tcg_result_new(tcg_state *state, const tcg_tensor *a, int dtype, int ndim, c
     int failed = -1, made;
 
     if (framework == TCG_FRAMEWORK_TORCH) {
-        failed = torch_result(state, a, dtype, ndim, shape, &data, &result->object);
+        failed = torch_result(state, a, dtype, ndim, shape, device, &data, &result->object);
         goto done;
     }
     if (framework == TCG_FRAMEWORK_NONE) {
@@ -411,10 +473,7 @@ int tcg_workspace_new(tcg_state *state, const tcg_tensor *a, size_t bytes, int d
     int64_t size = (int64_t)bytes;
     if (a->type->framework == TCG_FRAMEWORK_TORCH) {
         PyObject *dtype = TCG_CACHED(&state->torch_uint8, "torch", state->str_uint8);
-        PyObject *shape = dtype ? tcg_shape_tuple(1, &size) : NULL;
-        *owner = shape ? torch_new(state, a, dtype, shape) : NULL;
-        Py_XDECREF(shape);
-        return *owner ? torch_pointer(state, a, *owner, data) : -1;
+        return torch_new(state, a, dtype, 1, &size, device, owner) || torch_pointer(state, a, *owner, data) ? -1 : 0;
     }
     if (a->type->framework == TCG_FRAMEWORK_CUPY)
         return cupy_result(state, TCG_CACHED(&state->numpy_uint8, "numpy", state->str_uint8), 1, &size, data, owner);

@@ -29,7 +29,7 @@ PyObject *tcg_imported(const char *name) {
     return module;
 }
 
-PyObject *tcg_cached(PyObject **slot, const char *root, PyObject *const *names) {
+static PyObject *cached(PyObject **slot, const char *root, PyObject *const *names, bool or_none) {
     PyObject *found = __atomic_load_n(slot, __ATOMIC_ACQUIRE), *none = NULL;
     if (found)
         return found;
@@ -38,12 +38,25 @@ PyObject *tcg_cached(PyObject **slot, const char *root, PyObject *const *names) 
         PyObject *next = PyObject_GetAttr(found, *names);
         Py_SETREF(found, next);
     }
+    if (!found && or_none &&
+        (PyErr_ExceptionMatches(PyExc_AttributeError) || PyErr_ExceptionMatches(PyExc_ImportError))) {
+        PyErr_Clear();
+        found = Py_NewRef(Py_None);
+    }
     if (!found)
         return NULL;
     if (__atomic_compare_exchange_n(slot, &none, found, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return found;
     Py_DECREF(found); /* another thread was first */
     return none;
+}
+
+PyObject *tcg_cached(PyObject **slot, const char *root, PyObject *const *names) {
+    return cached(slot, root, names, false);
+}
+
+PyObject *tcg_cached_or_none(PyObject **slot, const char *root, PyObject *const *names) {
+    return cached(slot, root, names, true);
 }
 
 static int refuse_int(const char *argument, const char *what, PyObject *object) {

@@ -72,14 +72,24 @@ static inline void tcg_exception_restore(tcg_exception *saved) /* steals */
     X(__exit__)                  \
     X(__module__)                \
     X(__name__)                  \
+    X(__pyx_capi__)              \
     X(_C)                        \
+    X(_c_contiguous)             \
     X(_cuda_getCurrentRawStream) \
     X(_cuda_getDevice)           \
+    X(_core)                     \
+    X(_dynamo)                   \
+    X(_empty_strided_cpu)        \
+    X(_empty_strided_cuda)       \
+    X(_init)                     \
+    X(_len_torch_dispatch_stack) \
+    X(_ndarray_base)             \
     X(all)                       \
     X(asarray)                   \
     X(batch_invariant)           \
     X(bfloat16)                  \
     X(copy)                      \
+    X(core)                      \
     X(cuda)                      \
     X(cuda_stream)               \
     X(current_context)           \
@@ -96,7 +106,9 @@ static inline void tcg_exception_restore(tcg_exception *saved) /* steals */
     X(from_dlpack)               \
     X(getDevice)                 \
     X(get_current_stream)        \
+    X(get_current_stream_ptr)    \
     X(gpus)                      \
+    X(guards)                    \
     X(id)                        \
     X(ignore)                    \
     X(is_deleted)                \
@@ -142,6 +154,9 @@ static inline void tcg_exception_restore(tcg_exception *saved) /* steals */
     X(torch_is_grad_enabled)      \
     X(torch_tensor)               \
     X(torch_empty)                \
+    X(torch_empty_cpu)            \
+    X(torch_empty_cuda)           \
+    X(torch_modes)                \
     X(torch_uint8)                \
     X(torch_float16)              \
     X(torch_bfloat16)             \
@@ -149,6 +164,10 @@ static inline void tcg_exception_restore(tcg_exception *saved) /* steals */
     X(torch_raw_stream)           \
     X(torch_get_device)           \
     X(cupy_ndarray)               \
+    X(cupy_ndarray_base)          \
+    X(cupy_ndarray_init)          \
+    X(cupy_device_functions)      \
+    X(cupy_stream_functions)      \
     X(cupy_get_device)            \
     X(cupy_get_current_stream)    \
     X(jax_from_dlpack)            \
@@ -214,6 +233,9 @@ typedef struct tcg_state {
  * then kept there. A borrowed reference; NULL with an exception. */
 PyObject *tcg_cached(PyObject **slot, const char *root, PyObject *const *names);
 #define TCG_CACHED(slot, root, ...) tcg_cached(slot, root, (PyObject *const[]){__VA_ARGS__, NULL})
+/* The same for what not every release of a framework has: None then. */
+PyObject *tcg_cached_or_none(PyObject **slot, const char *root, PyObject *const *names);
+#define TCG_CACHED_OR_NONE(slot, root, ...) tcg_cached_or_none(slot, root, (PyObject *const[]){__VA_ARGS__, NULL})
 
 /* The module if it has been imported: a new reference, or NULL without an exception. */
 PyObject *tcg_imported(const char *name);
@@ -311,7 +333,8 @@ DLDataType tcg_dl_dtype(int dtype);
 int tcg_interface_locate(tcg_state *state, tcg_tensor *tensor);
 /* The same for a cupy.ndarray itself; the stream is left to tcg_cupy_stream. */
 int tcg_cupy_locate(tcg_state *state, tcg_tensor *tensor);
-/* CuPy's current stream on its current device. */
+/* CuPy's current device, and its current stream there. */
+int tcg_cupy_device(tcg_state *state, long *ordinal);
 int tcg_cupy_stream(tcg_state *state, uintptr_t *stream);
 /* Names a dtype that is not supported, in the tensor's dtype_text. typestr: a byte order, a letter, the bytes. */
 void tcg_typestr_text(tcg_tensor *tensor, const char *typestr);
