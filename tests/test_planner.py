@@ -53,9 +53,24 @@ def tile_of(found):
 
 
 def smem_bytes(name):
-    """The dynamic shared memory of an mma row, from its name: kernels/abi.h's formula."""
-    bm, bn, bk, stages = map(int, re.search(r"_(\d+)x(\d+)x(\d+)_w\d+x\d+_s(\d+)_", name).groups())
-    return (bm + bn) * bk * 2 * stages
+    """The dynamic shared memory of an mma row, from its name: stages of both tiles, or for any alignment two of them and
+    stages of the words that their lines touch, one more than a line has."""
+    order, *shape, stages, align = re.search(r"_(\w\w)_(\d+)x(\d+)x(\d+)_w\d+x\d+_s(\d+)_a(\d+)$", name).groups()
+    (bm, bn, bk), stages = map(int, shape), int(stages)
+    if align == "16":
+        return (bm + bn) * bk * 2 * stages
+
+    def words(mn, k_major):
+        lines, length = (mn, bk) if k_major else (bk, mn)
+        return lines * (length * 2 // 16 + 1) * 16
+
+    return (bm + bn) * bk * 2 * 2 + stages * (words(bm, order[0] == "n") + words(bn, order[1] == "t"))
+
+
+def test_shared_memory_is_what_the_table_says():
+    for name, row in ROWS.items():
+        if row["family"] == "mma":
+            assert smem_bytes(name) == row["smem_bytes"], name
 
 
 def has_code(cc, dtype="bfloat16"):
