@@ -1049,3 +1049,111 @@ def test_launches_overlap_on_hopper_alone(run_fake, cc, version, expected):
             waits = bool(re.search(r"_(mma_sm80|wgmma_sm90|copy|reduce)", launch.name)) and "naive" not in launch.name
             assert launch.attributes == clustered + (waits and {expected}), (launch.name, launch.attributes)
     """)
+
+
+# ---- frameworks, stood in for by modules of their names ----------------------------------------------------------------
+
+# A manager that says when it is entered and left, and what is current in between.
+MANAGER = """
+        import types
+
+        class Device:
+            def __init__(self, ordinal):
+                self.ordinal = ordinal
+
+            def __enter__(self):
+                global current
+                if broken:
+                    raise LookupError("no such device")
+                self.before, current = current, self.ordinal
+                scopes.append(("in", self.ordinal))
+
+            def __exit__(self, *error):
+                global current
+                current = self.before
+                scopes.append(("out", self.ordinal))
+
+        current, scopes, broken = 0, [], False
+        fake.reset()
+"""
+
+
+def test_torch_without_the_exchange_api_exports_on_the_tensors_device(run_fake):
+    run_fake(
+        MANAGER
+        + """
+        class Tensor:
+            requires_grad = False
+            is_neg = lambda self: False
+            detach = lambda self: self
+            data_ptr = lambda self: self.operand.pointer
+            __dlpack_device__ = lambda self: (prod.CUDA, 0)
+            new_empty = lambda self, size, dtype: Tensor(fake.Operand(dtype, ref.packed(size)))
+
+            def __init__(self, operand):
+                self.operand, self.capsules = operand, []
+
+            def __dlpack__(self, stream=None, max_version=None):
+                scopes.append(("export", current))
+                self.capsules.append(self.operand.capsule())
+                return self.capsules[-1]
+
+        Tensor.__module__ = "torch"
+        torch = sys.modules["torch"] = types.ModuleType("torch")
+        torch.Tensor, torch.float16 = Tensor, "float16"
+        torch._C = types.SimpleNamespace(_cuda_getDevice=lambda: current, _cuda_getCurrentRawStream=lambda device: 0x500)
+        sys.modules["torch.cuda"] = types.ModuleType("torch.cuda")
+        sys.modules["torch.cuda"].device = Device
+        a, b = fake.pair(rng)
+        for current in (0, 1):
+            scopes.clear()
+            fake.check(tcgemm.matmul(Tensor(a), Tensor(b)).operand, a, b)
+            assert scopes == [[("export", 0)], [("in", 0), ("export", 0), ("out", 0)]][current] * 2, scopes
+            assert current == (scopes[0][0] == "in")
+        broken = True
+        with pytest.raises(LookupError, match="no such device"):
+            tcgemm.matmul(Tensor(a), Tensor(b))
+        assert current == 1
+    """
+    )
+
+
+def test_cupy_without_functions_for_others(run_fake):
+    """Its current device and stream by Python, and arrays by their constructor."""
+    run_fake(
+        MANAGER
+        + """
+        class ndarray:
+            __cuda_array_interface__ = property(lambda self: 1 / 0)
+            _c_contiguous = True
+
+            def __init__(self, size, dtype, operand=None):
+                where.append(current)
+                self.operand = operand or fake.Operand(str(np.dtype(dtype)), ref.packed(size))
+                self.shape, self.dtype = tuple(size), np.dtype(dtype)
+                self.data = types.SimpleNamespace(ptr=self.operand.pointer, device_id=self.operand.device)
+
+        ndarray.__module__ = "cupy"
+        where = []
+        for name in ("cupy", "cupy.cuda"):
+            sys.modules[name] = types.ModuleType(name)
+        sys.modules["cupy"].ndarray = ndarray
+        cuda = sys.modules["cupy.cuda"]
+        cuda.runtime, cuda.Device = types.SimpleNamespace(getDevice=lambda: current), Device
+        cuda.get_current_stream = lambda: types.SimpleNamespace(ptr=0x600)
+        a, b = fake.pair(rng)
+        x, y = (ndarray(o.where.shape, "float16", o) for o in (a, b))
+        for current in (0, 1):
+            scopes.clear(), where.clear(), fake.reset()
+            a.declare(), b.declare()
+            fake.check(tcgemm.matmul(x, y).operand, a, b)
+            assert where == [0] and scopes == [[], [("in", 0), ("out", 0)]][current], (where, scopes)
+            assert {launch.stream for launch in fake.launches()} == {0x600}
+        broken = True
+        with pytest.raises(LookupError, match="no such device"):
+            tcgemm.matmul(x, y)
+        broken, current = False, None
+        with pytest.raises(TypeError):
+            tcgemm.matmul(x, y)
+    """
+    )

@@ -170,7 +170,7 @@ static int find_device(tcg_state *state, tcg_tensor *tensor) {
     tcg_error err;
     int failed;
     if (tensor->count) {
-        const void *pointer = tensor->data + tensor->low * (tensor->dtype < 0 ? 1 : tcg_dtype_bytes[tensor->dtype]);
+        const void *pointer = tensor->data + tensor->low * tcg_elem_bytes(tensor);
         Py_BEGIN_ALLOW_THREADS failed = tcg_pointer_device(pointer, &tensor->device, &err);
         Py_END_ALLOW_THREADS if (failed) return tcg_raise(state, &err);
         if (tensor->device < 0) {
@@ -258,7 +258,7 @@ int tcg_cupy_locate(tcg_state *state, tcg_tensor *tensor) {
     tensor->ndim = ndim;
     if (packed != Py_True && (!(strides = PyObject_GetAttr(tensor->object, state->str_strides)) ||
                               read_sizes(tensor, strides, "strides", &ndim, tensor->strides) ||
-                              strides_to_elements(tensor, tensor->dtype < 0 ? 1 : tcg_dtype_bytes[tensor->dtype])))
+                              strides_to_elements(tensor, tcg_elem_bytes(tensor))))
         goto done;
     if (tcg_tensor_layout(tensor, packed != Py_True))
         goto done;
@@ -280,8 +280,8 @@ done:
 }
 
 /* A C function that one of CuPy's modules offers to others under that name, if it has that signature (Cython's way:
- * capsules in __pyx_capi__ that are called what they hold), else NULL, perhaps with an exception. A call of one takes a tenth
- * of the same by Python. */
+ * capsules in __pyx_capi__ that are called what they hold), else NULL, perhaps with an exception. A call of one takes a
+ * tenth of the same by Python. */
 static void *cupy_function(tcg_state *state, PyObject **slot, const char *module, PyObject *name,
                            const char *signature) {
     PyObject *functions = TCG_CACHED_OR_NONE(slot, module, state->str___pyx_capi__);
@@ -296,12 +296,9 @@ int tcg_cupy_device(tcg_state *state, long *ordinal) {
                                     state->str_getDevice, "int (int __pyx_skip_dispatch)");
     if (function)
         *ordinal = function(0);
-    else if (!PyErr_Occurred()) {
-        PyObject *get = TCG_CACHED(&state->cupy_get_device, "cupy.cuda", state->str_runtime, state->str_getDevice);
-        PyObject *number = get ? PyObject_CallNoArgs(get) : NULL;
-        *ordinal = number ? PyLong_AsLong(number) : -1;
-        Py_XDECREF(number);
-    }
+    else if (!PyErr_Occurred())
+        return tcg_call_for_long(
+            TCG_CACHED(&state->cupy_get_device, "cupy.cuda", state->str_runtime, state->str_getDevice), ordinal);
     return PyErr_Occurred() ? -1 : 0;
 }
 

@@ -295,22 +295,15 @@ done:
 
 /* torch before the exchange API exports from the current device alone, and never where requires_grad is set. */
 static PyObject *enter_torch_device(tcg_state *state, int device) {
-    PyObject *current = TCG_CACHED(&state->torch_get_device, "torch", state->str__C, state->str__cuda_getDevice);
-    PyObject *cuda = NULL, *manager = NULL, *entered = NULL;
-    current = current ? PyObject_CallNoArgs(current) : NULL;
-    if (!current)
+    PyObject *cuda, *manager;
+    long current;
+    if (tcg_torch_device(state, &current))
         return NULL;
-    long ordinal = PyLong_AsLong(current);
-    Py_DECREF(current);
-    if (ordinal == device)
+    if (current == device)
         return Py_NewRef(Py_None);
-    if ((ordinal == -1 && PyErr_Occurred()) || !(cuda = PyImport_ImportModule("torch.cuda")))
+    if (!(cuda = PyImport_ImportModule("torch.cuda")))
         return NULL;
-    manager = PyObject_CallMethod(cuda, "device", "i", device);
-    entered = manager ? PyObject_CallMethodNoArgs(manager, state->str___enter__) : NULL;
-    if (!entered)
-        Py_CLEAR(manager);
-    Py_XDECREF(entered);
+    manager = tcg_enter(state, PyObject_CallMethod(cuda, "device", "i", device));
     Py_DECREF(cuda);
     return manager;
 }

@@ -217,11 +217,7 @@ done:
 static PyObject *enter_errstate(tcg_state *state) {
     PyObject *errstate = TCG_CACHED(&state->numpy_errstate, "numpy", state->str_errstate);
     PyObject *manager = errstate ? PyObject_Vectorcall(errstate, &state->str_ignore, 0, state->kwnames_all) : NULL;
-    PyObject *entered = manager ? PyObject_CallMethodNoArgs(manager, state->str___enter__) : NULL;
-    if (!entered)
-        Py_CLEAR(manager);
-    Py_XDECREF(entered);
-    return manager;
+    return tcg_enter(state, manager);
 }
 
 int tcg_host_matmul(tcg_state *state, const tcg_tensor *a, const tcg_tensor *b, const tcg_tensor *out) {

@@ -196,11 +196,10 @@ PyDoc_STRVAR(time_doc, "_time($module, a, b, launches, /, *, out=None, out_dtype
                        "Milliseconds that one of `launches` back-to-back launches takes, by the device's events.");
 
 static int dtype_from_name(const char *argument, const char *name) {
-    for (int i = 0; i < TCG_DTYPE_COUNT; i++)
-        if (!strcmp(name, tcg_dtype_names[i]))
-            return i;
-    PyErr_Format(PyExc_ValueError, "%s: expected float16, bfloat16 or float32, got %s", argument, name);
-    return -1;
+    int dtype = tcg_dtype_from_name(name);
+    if (dtype < 0)
+        PyErr_Format(PyExc_ValueError, "%s: expected float16, bfloat16 or float32, got %s", argument, name);
+    return dtype;
 }
 
 static int int_from_dict(PyObject *dict, const char *key, int *value) {

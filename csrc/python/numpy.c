@@ -113,10 +113,9 @@ static bool strides_are_elements(const PyArrayObject *array, int64_t bytes) {
 
 int tcg_numpy_locate(tcg_state *state, tcg_tensor *tensor) {
     PyArrayObject *array = (PyArrayObject *)tensor->object;
-    if (read_dtype(state, PyArray_DESCR(array), &tensor->dtype) ||
-        (tensor->dtype < 0 && name_dtype(tensor, PyArray_DESCR(array))))
+    if (tcg_numpy_read_dtype(state, (PyObject *)PyArray_DESCR(array), tensor))
         return -1;
-    int64_t bytes = tensor->dtype < 0 ? 1 : tcg_dtype_bytes[tensor->dtype];
+    int64_t bytes = tcg_elem_bytes(tensor);
     tensor->device = TCG_HOST;
     tensor->read_only = !PyArray_ISWRITEABLE(array);
     if (!strides_are_elements(array, bytes)) {
@@ -143,6 +142,13 @@ int tcg_numpy_locate(tcg_state *state, tcg_tensor *tensor) {
 
 /* ---- dtypes as users write them -------------------------------------------------------------------------------- */
 
+int tcg_dtype_from_name(const char *name) {
+    for (int i = 0; i < TCG_DTYPE_COUNT; i++)
+        if (!strcmp(name, tcg_dtype_names[i]))
+            return i;
+    return -1;
+}
+
 static int dtype_from_text(PyObject *text) {
     static const char torch[] = "torch.";
     const char *name = PyUnicode_AsUTF8(text);
@@ -150,10 +156,7 @@ static int dtype_from_text(PyObject *text) {
         return -1;
     if (!strncmp(name, torch, sizeof torch - 1))
         name += sizeof torch - 1;
-    for (int i = 0; i < TCG_DTYPE_COUNT; i++)
-        if (!strcmp(name, tcg_dtype_names[i]))
-            return i;
-    return -1;
+    return tcg_dtype_from_name(name);
 }
 
 int tcg_dtype_from_object(tcg_state *state, PyObject *object) {

@@ -5,14 +5,10 @@
 
 /* ---- a framework's current device and stream ------------------------------------------------------------------- */
 
-/* Enters the context manager. */
 static int enter(tcg_state *state, tcg_current *current, PyObject *manager /* steals; NULL with an exception */) {
-    PyObject *entered = manager ? PyObject_CallMethodNoArgs(manager, state->str___enter__) : NULL;
-    if (!entered) {
-        Py_XDECREF(manager);
+    manager = tcg_enter(state, manager);
+    if (!manager)
         return -1;
-    }
-    Py_DECREF(entered);
     current->managers[current->count++] = manager;
     return 0;
 }
@@ -150,37 +146,26 @@ static PyObject *torch_dtype(tcg_state *state, int dtype) {
     }
 }
 
-static int call_for_long(PyObject *function, long *value) {
-    PyObject *number = PyObject_CallNoArgs(function);
-    if (!number)
-        return -1;
-    *value = PyLong_AsLong(number);
-    Py_DECREF(number);
-    return *value == -1 && PyErr_Occurred() ? -1 : 0;
-}
-
 /* By the function that code compiled by torch allocates with, in a third of new_empty's time: past the dispatcher, from the
  * same allocator. 0: another device is current, a mode of torch wants to see what is done, or this release has no such
  * function. */
 static int torch_new_at_once(tcg_state *state, PyObject *dtype, int ndim, const int64_t *shape, int device,
                              PyObject *size, PyObject **result) {
-    PyObject *empty, *modes, *get_device = Py_None, *strides;
+    PyObject *empty, *modes, *strides;
     int64_t steps[TCG_MAX_NDIM], step = 1;
     long depth, current = device;
-    if (device == TCG_HOST) {
+    if (device == TCG_HOST)
         empty = TCG_CACHED_OR_NONE(&state->torch_empty_cpu, "torch", state->str__C, state->str__dynamo,
                                    state->str_guards, state->str__empty_strided_cpu);
-    } else {
+    else
         empty = TCG_CACHED_OR_NONE(&state->torch_empty_cuda, "torch", state->str__C, state->str__dynamo,
                                    state->str_guards, state->str__empty_strided_cuda);
-        get_device = TCG_CACHED(&state->torch_get_device, "torch", state->str__C, state->str__cuda_getDevice);
-    }
     modes = TCG_CACHED_OR_NONE(&state->torch_modes, "torch", state->str__C, state->str__len_torch_dispatch_stack);
-    if (!empty || !modes || !get_device)
+    if (!empty || !modes)
         return -1;
     if (empty == Py_None || modes == Py_None)
         return 0;
-    if (call_for_long(modes, &depth) || (get_device != Py_None && call_for_long(get_device, &current)))
+    if (tcg_call_for_long(modes, &depth) || (device != TCG_HOST && tcg_torch_device(state, &current)))
         return -1;
     if (depth || current != device)
         return 0;

@@ -19,6 +19,23 @@ int tcg_optional_attr(PyObject *object, PyObject *name, PyObject **result) {
 #endif
 }
 
+int tcg_call_for_long(PyObject *function, long *value) {
+    PyObject *number = function ? PyObject_CallNoArgs(function) : NULL;
+    if (!number)
+        return -1;
+    *value = PyLong_AsLong(number);
+    Py_DECREF(number);
+    return *value == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+PyObject *tcg_enter(tcg_state *state, PyObject *manager) {
+    PyObject *entered = manager ? PyObject_CallMethodNoArgs(manager, state->str___enter__) : NULL;
+    if (!entered)
+        Py_CLEAR(manager);
+    Py_XDECREF(entered);
+    return manager;
+}
+
 PyObject *tcg_imported(const char *name) {
     PyObject *module = NULL, *text = PyUnicode_FromString(name);
     if (text)
@@ -57,6 +74,11 @@ PyObject *tcg_cached(PyObject **slot, const char *root, PyObject *const *names) 
 
 PyObject *tcg_cached_or_none(PyObject **slot, const char *root, PyObject *const *names) {
     return cached(slot, root, names, true);
+}
+
+int tcg_torch_device(tcg_state *state, long *ordinal) {
+    return tcg_call_for_long(TCG_CACHED(&state->torch_get_device, "torch", state->str__C, state->str__cuda_getDevice),
+                             ordinal);
 }
 
 static int refuse_int(const char *argument, const char *what, PyObject *object) {
@@ -511,7 +533,7 @@ int tcg_tensors_release_after(const tcg_state *state, tcg_tensor *const *tensors
 /* ---- sizes and strides ----------------------------------------------------------------------------------------- */
 
 int tcg_tensor_layout(tcg_tensor *tensor, bool has_strides) {
-    int64_t bytes = tensor->dtype < 0 ? 1 : tcg_dtype_bytes[tensor->dtype];
+    int64_t bytes = tcg_elem_bytes(tensor);
     int64_t count = 1, low = 0, high = 0, extent, length;
     bool empty = false, overflow = false;
 

@@ -243,6 +243,15 @@ PyObject *tcg_imported(const char *name);
 /* 1: *result is a new reference; 0: there is no such attribute; -1: an exception. */
 int tcg_optional_attr(PyObject *object, PyObject *name, PyObject **result);
 
+/* The int that a function without arguments gives. function: NULL where an exception is set. */
+int tcg_call_for_long(PyObject *function, long *value);
+
+/* Enters a context manager and gives it back. */
+PyObject *tcg_enter(tcg_state *state, PyObject *manager /* steals; NULL where an exception is set */);
+
+/* torch's current CUDA device. */
+int tcg_torch_device(tcg_state *state, long *ordinal);
+
 /* ---- an operand ------------------------------------------------------------------------------------------------ */
 
 /* An operand in plain C, with what keeps it alive. Filled once by tcg_tensor_locate and tcg_tensor_finish; given
@@ -272,6 +281,11 @@ typedef struct tcg_tensor {
 } tcg_tensor;
 
 void tcg_tensor_init(tcg_tensor *tensor, const char *name, PyObject *object);
+
+/* 1 for a dtype that is not supported. */
+static inline int64_t tcg_elem_bytes(const tcg_tensor *tensor) {
+    return tensor->dtype < 0 ? 1 : tcg_dtype_bytes[tensor->dtype];
+}
 
 /* Finds the operand's protocol and where its memory is, and as much of the rest as needs no stream. */
 int tcg_tensor_locate(tcg_state *state, tcg_tensor *tensor);
@@ -353,6 +367,7 @@ PyObject *tcg_numpy_packed(PyObject *object);
 int tcg_numpy_copy(PyObject *to, PyObject *from);
 /* The array, or where it has no axes, its element as a scalar. */
 PyObject *tcg_numpy_return(PyObject *array /* steals */);
+int tcg_dtype_from_name(const char *name); /* -1: none of ours */
 /* The dtype that a name, a NumPy dtype or scalar type, or a framework's own dtype means; -1 with an exception. */
 int tcg_dtype_from_object(tcg_state *state, PyObject *object);
 
