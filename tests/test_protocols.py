@@ -506,16 +506,41 @@ def test_torch_grad(torch):
 
 def test_torch_results(torch):
     """Whatever way they are allocated, as torch.matmul's are."""
-    for shape_a, shape_b in (((3, 4), (4, 5)), ((2, 3, 4), (4, 1)), ((0, 4), (4, 5)), ((3, 0), (0, 5)), ((4,), (4,))):
+    shapes = ((3, 4), (4, 5)), ((2, 3, 4), (4, 1)), ((0, 4), (4, 5)), ((3, 0), (0, 5)), ((4,), (4,))
+    for shape_a, shape_b in (*shapes, ((0, 5, 4), (4, 3)), ((5, 0, 4), (4, 3)), ((2, 5, 4), (4, 0))):
         a, b = torch.ones(shape_a, dtype=torch.bfloat16), torch.ones(shape_b, dtype=torch.bfloat16)
         for out_dtype in (torch.bfloat16, torch.float32):
             result, expected = tcgemm.matmul(a, b, out_dtype=out_dtype), torch.matmul(a, b).to(out_dtype)
             assert type(result) is torch.Tensor and result.dtype == out_dtype and not result.requires_grad
-            assert result.stride() == expected.stride() and torch.equal(result, expected)
+            assert result.stride() == expected.stride() == a.new_empty(expected.shape).stride()
+            assert torch.equal(result, expected)
             assert result.untyped_storage().nbytes() == expected.untyped_storage().nbytes()
             assert result.untyped_storage().resizable() and not result.is_inference()
     with torch.inference_mode():
         assert tcgemm.matmul(torch.ones(2, 2), torch.ones(2, 2)).is_inference()
+
+
+@pytest.mark.parametrize(
+    "shape_a, shape_b",
+    [
+        ((0, 2**40, 1), (1, 2**40)),  # strides beyond 64 bits
+        ((2**40, 0), (2**40, 0, 0)),  # a count that is, before the axis of size 0
+        ((0, 2**31, 1), (1, 2**31)),  # what still fits
+    ],
+    ids=["strides", "count", "fits"],
+)
+def test_torch_huge_empty_results(torch, shape_a, shape_b):
+    """As new_empty has it, which refuses sizes whose products overflow even where one of them is 0."""
+    a, b = (torch.empty([min(size, 1) for size in shape]).expand(shape) for shape in (shape_a, shape_b))
+    shape = ref.result_shape(shape_a, shape_b)
+    assert 0 in shape
+    try:
+        expected = a.new_empty(shape)
+    except RuntimeError as error:
+        refused(RuntimeError, str(error).splitlines()[0], call=lambda: tcgemm.matmul(a, b))
+    else:
+        result = tcgemm.matmul(a, b)
+        assert result.shape == expected.shape and result.stride() == expected.stride()
 
 
 def test_torch_modes_see_the_result_made(torch):

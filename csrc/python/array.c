@@ -33,14 +33,12 @@ PyObject *tcg_array_new(tcg_state *state, int dtype, int ndim, const int64_t *sh
     PyTypeObject *type = (PyTypeObject *)state->array_type;
     tcg_array *array = NULL;
     memory *m = calloc(1, sizeof *m);
-    int64_t count = 1;
+    const int64_t count = tcg_shape_count(ndim, shape);
     tcg_error err;
     int failed = 0;
 
     if (!m)
         return PyErr_NoMemory();
-    for (int i = 0; i < ndim; i++)
-        count *= shape[i]; /* the caller has checked that it fits */
     atomic_init(&m->owners, 1);
     atomic_init(&m->stream, stream);
     m->device = device;
@@ -121,7 +119,6 @@ static PyObject *export(const tcg_array *array, bool versioned, void *copy /* st
     size_t ndim = (size_t)array->ndim;
     owner *o = calloc(1, sizeof *o + 2 * ndim * sizeof(int64_t));
     PyObject *capsule;
-    int64_t stride = 1;
     if (!o) {
         free(copy);
         return PyErr_NoMemory();
@@ -131,11 +128,8 @@ static PyObject *export(const tcg_array *array, bool versioned, void *copy /* st
         o->memory = array->memory;
         atomic_fetch_add_explicit(&o->memory->owners, 1, memory_order_relaxed);
     }
-    for (size_t i = ndim; i-- > 0;) {
-        o->sizes[i] = array->shape[i];
-        o->sizes[ndim + i] = stride;
-        stride *= array->shape[i] > 1 ? array->shape[i] : 1;
-    }
+    memcpy(o->sizes, array->shape, ndim * sizeof *array->shape);
+    tcg_packed_strides(array->ndim, array->shape, 1, o->sizes + ndim);
     DLTensor tensor = {
         .data = copy ? copy : array->memory->data,
         .device = {copy ? kDLCPU : kDLCUDA, copy ? 0 : array->memory->device},
@@ -271,12 +265,9 @@ static PyObject *array_shape(PyObject *self, void *closure) {
 
 static PyObject *array_strides(PyObject *self, void *closure) {
     const tcg_array *array = (const tcg_array *)self;
-    int64_t strides[TCG_MAX_NDIM], stride = tcg_dtype_bytes[array->dtype];
+    int64_t strides[TCG_MAX_NDIM];
     (void)closure;
-    for (int i = array->ndim - 1; i >= 0; i--) {
-        strides[i] = stride;
-        stride *= array->shape[i] > 1 ? array->shape[i] : 1;
-    }
+    tcg_packed_strides(array->ndim, array->shape, tcg_dtype_bytes[array->dtype], strides);
     return tcg_shape_tuple(array->ndim, strides);
 }
 

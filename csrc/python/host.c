@@ -122,7 +122,7 @@ static bool next_line(int ndim, const int64_t *shape, int64_t *index, const int6
 static PyObject *widen(tcg_state *state, const tcg_tensor *t, bool is_b) {
     int ndim = t->ndim < 2 ? 2 : t->ndim;
     int64_t shape[TCG_MAX_NDIM + 1], strides[TCG_MAX_NDIM + 1], index[TCG_MAX_NDIM + 1] = {0}, offset[2] = {0, 0};
-    int64_t packed[TCG_MAX_NDIM + 1], count = 1;
+    int64_t packed[TCG_MAX_NDIM + 1];
     const int64_t bytes = tcg_dtype_bytes[t->dtype];
     void *data = NULL;
 
@@ -138,17 +138,15 @@ static PyObject *widen(tcg_state *state, const tcg_tensor *t, bool is_b) {
             strides[i] = t->strides[i];
         }
     }
-    for (int i = ndim - 1; i >= 0; i--) {
-        packed[i] = count;
-        count *= shape[i];
-        if (shape[i] == 1 || !t->count)
-            strides[i] = 0;
-    }
     PyObject *array = tcg_numpy_empty(tcg_numpy_dtype(state, TCG_f32), ndim, shape, &data);
     if (!array || !t->count)
         return array;
+    for (int i = 0; i < ndim; i++)
+        if (shape[i] == 1)
+            strides[i] = 0;
+    tcg_packed_strides(ndim, shape, 1, packed);
     const int64_t *const both[2] = {packed, strides};
-    PyThreadState *thread = count > LONG_LOOP ? PyEval_SaveThread() : NULL;
+    PyThreadState *thread = tcg_shape_count(ndim, shape) > LONG_LOOP ? PyEval_SaveThread() : NULL;
     do
         read_line((float *)data + offset[0], t->data + offset[1] * bytes, t->dtype, shape[ndim - 1],
                   strides[ndim - 1] * bytes);

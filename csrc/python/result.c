@@ -146,14 +146,16 @@ static PyObject *torch_dtype(tcg_state *state, int dtype) {
     }
 }
 
-/* By the function that code compiled by torch allocates with, in a third of new_empty's time: past the dispatcher, from the
- * same allocator. 0: another device is current, a mode of torch wants to see what is done, or this release has no such
- * function. */
+/* By the function that code compiled by torch allocates with, in a third of new_empty's time: past the dispatcher, from
+ * the same allocator. 0: that is left to new_empty, for the strides do not fit, another device is current, a mode of
+ * torch wants to see what is done, or this release lacks a function. */
 static int torch_new_at_once(tcg_state *state, PyObject *dtype, int ndim, const int64_t *shape, int device,
                              PyObject *size, PyObject **result) {
     PyObject *empty, *modes, *strides;
-    int64_t steps[TCG_MAX_NDIM], step = 1;
+    int64_t steps[TCG_MAX_NDIM];
     long depth, current = device;
+    if (!tcg_packed_strides(ndim, shape, 1, steps))
+        return 0;
     if (device == TCG_HOST)
         empty = TCG_CACHED_OR_NONE(&state->torch_empty_cpu, "torch", state->str__C, state->str__dynamo,
                                    state->str_guards, state->str__empty_strided_cpu);
@@ -169,10 +171,6 @@ static int torch_new_at_once(tcg_state *state, PyObject *dtype, int ndim, const 
         return -1;
     if (depth || current != device)
         return 0;
-    for (int i = ndim - 1; i >= 0; i--) {
-        steps[i] = step;
-        step *= shape[i] > 1 ? shape[i] : 1;
-    }
     strides = tcg_shape_tuple(ndim, steps);
     if (strides) {
         PyObject *arguments[] = {size, strides, dtype};
@@ -233,9 +231,7 @@ static int torch_pointer(tcg_state *state, const tcg_tensor *a, PyObject *object
 
 static int torch_result(tcg_state *state, const tcg_tensor *a, int dtype, int ndim, const int64_t *shape, int device,
                         void **data, PyObject **result) {
-    int64_t count = 1;
-    for (int i = 0; i < ndim; i++)
-        count *= shape[i];
+    const int64_t count = tcg_shape_count(ndim, shape);
     if (torch_new(state, a, torch_dtype(state, dtype), ndim, shape, device, result) ||
         torch_pointer(state, a, *result, data))
         return -1;

@@ -532,6 +532,22 @@ int tcg_tensors_release_after(const tcg_state *state, tcg_tensor *const *tensors
 
 /* ---- sizes and strides ----------------------------------------------------------------------------------------- */
 
+bool tcg_packed_strides(int ndim, const int64_t *shape, int64_t step, int64_t *strides) {
+    bool overflow = false;
+    for (int i = ndim - 1; i >= 0; i--) {
+        strides[i] = step;
+        overflow |= __builtin_mul_overflow(step, shape[i] ? shape[i] : 1, &step);
+    }
+    return !overflow;
+}
+
+int64_t tcg_shape_count(int ndim, const int64_t *shape) {
+    int64_t count = 1;
+    for (int i = 0; i < ndim; i++)
+        __builtin_mul_overflow(count, shape[i], &count); /* wraps around; with a factor of 0 it is 0 all the same */
+    return count;
+}
+
 int tcg_tensor_layout(tcg_tensor *tensor, bool has_strides) {
     int64_t bytes = tcg_elem_bytes(tensor);
     int64_t count = 1, low = 0, high = 0, extent, length;
@@ -545,14 +561,8 @@ int tcg_tensor_layout(tcg_tensor *tensor, bool has_strides) {
         }
         empty |= tensor->shape[i] == 0;
     }
-    if (!has_strides) {
-        int64_t stride = 1;
-        for (int i = tensor->ndim - 1; i >= 0; i--) {
-            tensor->strides[i] = stride;
-            if (!empty)
-                overflow |= __builtin_mul_overflow(stride, tensor->shape[i], &stride);
-        }
-    }
+    if (!has_strides)
+        overflow = !tcg_packed_strides(tensor->ndim, tensor->shape, 1, tensor->strides) && !empty;
     if (empty) {
         count = 0;
     } else {
@@ -590,17 +600,13 @@ int tcg_tensor_layout(tcg_tensor *tensor, bool has_strides) {
 }
 
 void tcg_tensor_packed(tcg_tensor *tensor, void *data, int dtype, int device, int ndim, const int64_t *shape) {
-    int64_t stride = 1, count = 1;
+    const int64_t count = tcg_shape_count(ndim, shape);
     tensor->data = data;
     tensor->dtype = dtype;
     tensor->device = device;
     tensor->ndim = ndim;
-    for (int i = ndim - 1; i >= 0; i--) {
-        tensor->shape[i] = shape[i];
-        tensor->strides[i] = stride;
-        stride *= shape[i] > 1 ? shape[i] : 1;
-        count *= shape[i];
-    }
+    memcpy(tensor->shape, shape, (size_t)ndim * sizeof *shape);
+    tcg_packed_strides(ndim, shape, 1, tensor->strides);
     tensor->count = count;
     tensor->low = 0;
     tensor->high = count ? count - 1 : 0;

@@ -299,6 +299,13 @@ void tcg_tensor_release(tcg_tensor *tensor);
 int tcg_tensors_release_after(const tcg_state *state, tcg_tensor *const *tensors, int count, int device,
                               uintptr_t stream);
 
+/* The strides of a packed row-major array whose last is `step`; axes of size 0 count as 1. False where these or their
+ * whole are beyond 64 bits, as an empty array's may be: they have wrapped around then. */
+bool tcg_packed_strides(int ndim, const int64_t *shape, int64_t step, int64_t *strides);
+
+/* Elements of a shape that is empty or known to fit. */
+int64_t tcg_shape_count(int ndim, const int64_t *shape);
+
 /* Checks sizes and strides that are already in place and sets count, low and high. `has_strides` false: fills in
  * those of a packed row-major array. */
 int tcg_tensor_layout(tcg_tensor *tensor, bool has_strides);
