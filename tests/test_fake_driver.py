@@ -1078,6 +1078,77 @@ MANAGER = """
 """
 
 
+def test_how_torch_allocates(run_fake):
+    """By _empty_strided_cuda what its small blocks hold, on the current device, while no mode is on; else by new_empty."""
+    run_fake(
+        MANAGER
+        + """
+        kind = prod.exchange_type(stream=0x500)
+        kind.__module__, kind.__name__ = "torch", "Tensor"
+        kind.requires_grad, kind.is_neg = False, lambda self: False
+        made, modes = [], {"dispatch": 0, "function": False}
+
+        def allocate(way, size, dtype, strides=None):
+            assert strides is None or strides == ref.packed(size).strides
+            made.append((way, dtype, size))
+            if dtype == "uint8":
+                buffer = fake.Operand("float16", ref.packed([size[0] // 2 + 128]))
+                result = kind(lambda versioned: buffer.export(versioned=versioned, data=buffer.pointer + -buffer.pointer % 256))
+            else:
+                buffer = fake.Operand(dtype, ref.packed(size))
+                result = buffer.exchanged(kind)
+            result.buffer = buffer
+            return result
+
+        kind.new_empty = lambda self, size, dtype: allocate("new_empty", size, dtype)
+        torch = sys.modules["torch"] = types.ModuleType("torch")
+        torch.Tensor, torch.float16, torch.float32, torch.uint8 = kind, "float16", "float32", "uint8"
+        guards = types.SimpleNamespace(_empty_strided_cuda=lambda size, strides, dtype: allocate("at once", size, dtype, strides))
+        torch._C = types.SimpleNamespace(
+            _dynamo=types.SimpleNamespace(guards=guards),
+            _cuda_getDevice=lambda: current,
+            _len_torch_dispatch_stack=lambda: modes["dispatch"],
+            _is_torch_function_mode_enabled=lambda: modes["function"],
+        )
+
+        def ways(m, n, k, out_dtype="float16", layout="row"):
+            a, b = (fake.operand(rng, "float16", ref.layout(layout, shape, rng)) for shape in ((m, k), (k, n)))
+            made.clear()
+            result = tcgemm.matmul(a.exchanged(kind), b.exchanged(kind), out_dtype=out_dtype)
+            assert made[0][1:] == (out_dtype, (m, n))
+            fake.check(result.buffer, a, b, out_dtype)
+            return [way for way, dtype, size in made], made[-1][2] if made[1:] else None
+
+        for m, n, out_dtype, way in (
+            (3, 5, "float16", "at once"),
+            (512, 1024, "float16", "at once"),
+            (513, 1024, "float16", "new_empty"),
+            (256, 1024, "float32", "at once"),
+            (257, 1024, "float32", "new_empty"),
+        ):
+            assert ways(m, n, 8, out_dtype) == ([way], None), made
+        # Workspaces, here for copies, by their own size.
+        assert ways(16, 8, 100, layout="stepped")[0] == ["at once"] * 2, made
+        found, (size,) = ways(16, 1024, 1024, layout="stepped")
+        assert found == ["at once", "new_empty"] and size > 1 << 20, made
+        for name in modes:
+            modes[name] = 1
+            assert ways(3, 5, 8) == (["new_empty"], None)
+            modes[name] = None
+            with pytest.raises(TypeError):
+                ways(3, 5, 8)
+            modes[name] = 0
+        current = 1
+        assert ways(3, 5, 8) == (["new_empty"], None)
+        current = 0
+        assert ways(3, 5, 8) == (["at once"], None)
+        current = None
+        with pytest.raises(TypeError):
+            ways(3, 5, 8)
+    """
+    )
+
+
 def test_torch_without_the_exchange_api_exports_on_the_tensors_device(run_fake):
     run_fake(
         MANAGER

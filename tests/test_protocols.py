@@ -557,10 +557,46 @@ def test_torch_modes_see_the_result_made(torch):
     assert seen == ["aten.new_empty.default"] and (result == 4).all()
 
 
-def test_torch_without_its_own_code_s_allocator(torch, run_python):
-    run_python("""
+def test_torch_function_modes_see_the_result_made(torch):
+    from torch.overrides import TorchFunctionMode
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function is torch.Tensor.new_empty:
+                seen.append((args, kwargs))
+            return function(*args, **(kwargs or {}))
+
+    seen, x = [], torch.ones(4, 4)
+    with Watch():
+        x.new_empty((4, 4), dtype=torch.float32)
+        result = tcgemm.matmul(x, x)
+        with torch._C.DisableTorchFunction():
+            tcgemm.matmul(x, x)
+    tcgemm.matmul(x, x)
+    assert len(seen) == 2 and (result == 4).all()
+    assert seen[0][0][0] is seen[1][0][0] is x and seen[0][0][1:] == seen[1][0][1:] and seen[0][1] == seen[1][1]
+
+
+def test_torch_default_device(torch):
+    """A mode that puts the device into functions that name none: new_empty, which takes its tensor's, is not one."""
+
+    class Mine(torch.Tensor):
+        pass
+
+    x = torch.ones(4, 4)
+    with torch.device("meta"):
+        assert torch.empty(1).device.type == "meta"
+        expected, results = x.new_empty(4, 4), [tcgemm.matmul(a, x) for a in (x, x.as_subclass(Mine))]
+    assert all(y.device == expected.device == x.device and (y == 4).all() for y in results)
+
+
+@pytest.mark.parametrize(
+    "missing", ["_dynamo.guards._empty_strided_cpu", "_len_torch_dispatch_stack", "_is_torch_function_mode_enabled"]
+)
+def test_torch_without_what_the_shorter_way_needs(torch, run_python, missing):
+    run_python(f"""
         import torch, tcgemm
-        del torch._C._dynamo.guards._empty_strided_cpu
+        del torch._C.{missing}
         x = torch.ones(3, 4)
         for _ in range(3):
             assert torch.equal(tcgemm.matmul(x, x.T), x @ x.T)

@@ -146,30 +146,38 @@ static PyObject *torch_dtype(tcg_state *state, int dtype) {
     }
 }
 
+/* Up to this size (its kSmallSize) torch's caching allocator takes memory from buffers of 2 MiB and calls cudaMalloc
+ * for a new buffer alone. new_empty does so without the GIL, _empty_strided_cuda with it: a cudaMalloc that waits for a
+ * stream in which a host function waits for the GIL never returns. Here that is rare, not impossible; code compiled by
+ * torch runs the risk at every size. Products with larger results seldom wait for the host. */
+#define TORCH_SMALL_BYTES (1 << 20)
+
 /* By the function that code compiled by torch allocates with, in a third of new_empty's time: past the dispatcher, from
- * the same allocator. 0: that is left to new_empty, for the strides do not fit, another device is current, a mode of
- * torch wants to see what is done, or this release lacks a function. */
-static int torch_new_at_once(tcg_state *state, PyObject *dtype, int ndim, const int64_t *shape, int device,
-                             PyObject *size, PyObject **result) {
-    PyObject *empty, *modes, *strides;
+ * the same allocator. 0: that is left to new_empty, for the strides do not fit, the result is not small, another device
+ * is current, a mode of torch wants to see what is done, or this release lacks a function. */
+static int torch_new_at_once(tcg_state *state, PyObject *dtype, int64_t bytes, int ndim, const int64_t *shape,
+                             int device, PyObject *size, PyObject **result) {
+    const bool host = device == TCG_HOST;
+    PyObject *empty, *dispatch, *function, *strides;
     int64_t steps[TCG_MAX_NDIM];
-    long depth, current = device;
-    if (!tcg_packed_strides(ndim, shape, 1, steps))
+    long dispatch_modes, function_mode, current = device;
+    if (!tcg_packed_strides(ndim, shape, 1, steps) || (!host && bytes > TORCH_SMALL_BYTES))
         return 0;
-    if (device == TCG_HOST)
-        empty = TCG_CACHED_OR_NONE(&state->torch_empty_cpu, "torch", state->str__C, state->str__dynamo,
-                                   state->str_guards, state->str__empty_strided_cpu);
-    else
-        empty = TCG_CACHED_OR_NONE(&state->torch_empty_cuda, "torch", state->str__C, state->str__dynamo,
-                                   state->str_guards, state->str__empty_strided_cuda);
-    modes = TCG_CACHED_OR_NONE(&state->torch_modes, "torch", state->str__C, state->str__len_torch_dispatch_stack);
-    if (!empty || !modes)
+    empty = TCG_CACHED_OR_NONE(host ? &state->torch_empty_cpu : &state->torch_empty_cuda, "torch", state->str__C,
+                               state->str__dynamo, state->str_guards,
+                               host ? state->str__empty_strided_cpu : state->str__empty_strided_cuda);
+    dispatch = TCG_CACHED_OR_NONE(&state->torch_dispatch_modes, "torch", state->str__C,
+                                  state->str__len_torch_dispatch_stack);
+    function = TCG_CACHED_OR_NONE(&state->torch_function_mode, "torch", state->str__C,
+                                  state->str__is_torch_function_mode_enabled);
+    if (!empty || !dispatch || !function)
         return -1;
-    if (empty == Py_None || modes == Py_None)
+    if (empty == Py_None || dispatch == Py_None || function == Py_None)
         return 0;
-    if (tcg_call_for_long(modes, &depth) || (device != TCG_HOST && tcg_torch_device(state, &current)))
+    if (tcg_call_for_long(dispatch, &dispatch_modes) || tcg_call_for_long(function, &function_mode) ||
+        (!host && tcg_torch_device(state, &current)))
         return -1;
-    if (depth || current != device)
+    if (dispatch_modes || function_mode || current != device)
         return 0;
     strides = tcg_shape_tuple(ndim, steps);
     if (strides) {
@@ -181,13 +189,13 @@ static int torch_new_at_once(tcg_state *state, PyObject *dtype, int ndim, const 
 }
 
 /* A packed torch.Tensor on the device of `a`; *result is NULL before. */
-static int torch_new(tcg_state *state, const tcg_tensor *a, PyObject *dtype, int ndim, const int64_t *shape,
-                     int device, PyObject **result) {
+static int torch_new(tcg_state *state, const tcg_tensor *a, PyObject *dtype, int64_t bytes, int ndim,
+                     const int64_t *shape, int device, PyObject **result) {
     PyObject *size = dtype ? tcg_shape_tuple(ndim, shape) : NULL, *empty, *where = NULL;
     if (!size)
         return -1;
     if (a->type->plain) {
-        if (torch_new_at_once(state, dtype, ndim, shape, device, size, result) == 0) {
+        if (torch_new_at_once(state, dtype, bytes, ndim, shape, device, size, result) == 0) {
             PyObject *arguments[] = {a->object, size, dtype};
             *result = PyObject_VectorcallMethod(state->str_new_empty, arguments, 2, state->kwnames_dtype);
         }
@@ -231,11 +239,11 @@ static int torch_pointer(tcg_state *state, const tcg_tensor *a, PyObject *object
 
 static int torch_result(tcg_state *state, const tcg_tensor *a, int dtype, int ndim, const int64_t *shape, int device,
                         void **data, PyObject **result) {
-    const int64_t count = tcg_shape_count(ndim, shape);
-    if (torch_new(state, a, torch_dtype(state, dtype), ndim, shape, device, result) ||
+    const int64_t bytes = tcg_shape_count(ndim, shape) * tcg_dtype_bytes[dtype];
+    if (torch_new(state, a, torch_dtype(state, dtype), bytes, ndim, shape, device, result) ||
         torch_pointer(state, a, *result, data))
         return -1;
-    if (count && !*data) {
+    if (bytes && !*data) {
         PyErr_SetString(PyExc_TypeError,
                         "torch made a tensor without memory; call tcgemm outside of traces and fake-tensor modes");
         return -1;
@@ -261,8 +269,8 @@ static PyObject *array_dtype(tcg_state *state, const tcg_tensor *a, int dtype) {
     return Py_XNewRef(tcg_numpy_dtype(state, dtype));
 }
 
-/* cupy.ndarray's own constructor is Python code around these two steps and takes twice their time. Elsewhere (other releases)
- * it is called. */
+/* cupy.ndarray's own constructor is Python code around these two steps and takes twice their time. Elsewhere (other
+ * releases) it is called. */
 static PyObject *cupy_new(tcg_state *state, PyObject *ndarray, PyObject *size, PyObject *dtype) {
     PyObject *base = TCG_CACHED_OR_NONE(&state->cupy_ndarray_base, "cupy", state->str__core, state->str_core,
                                         state->str__ndarray_base);
@@ -452,14 +460,15 @@ void tcg_result_release(tcg_result *result) {
 int tcg_workspace_new(tcg_state *state, const tcg_tensor *a, size_t bytes, int device, uintptr_t stream,
                       PyObject **owner, void **data) {
     int64_t size = (int64_t)bytes;
+    tcg_error err;
+    int failed;
     if (a->type->framework == TCG_FRAMEWORK_TORCH) {
         PyObject *dtype = TCG_CACHED(&state->torch_uint8, "torch", state->str_uint8);
-        return torch_new(state, a, dtype, 1, &size, device, owner) || torch_pointer(state, a, *owner, data) ? -1 : 0;
+        failed = torch_new(state, a, dtype, size, 1, &size, device, owner) || torch_pointer(state, a, *owner, data);
+        return failed ? -1 : 0;
     }
     if (a->type->framework == TCG_FRAMEWORK_CUPY)
         return cupy_result(state, TCG_CACHED(&state->numpy_uint8, "numpy", state->str_uint8), 1, &size, data, owner);
-    tcg_error err;
-    int failed;
     *owner = NULL;
     Py_BEGIN_ALLOW_THREADS failed = tcg_memory_alloc(device, stream, bytes, data, &err);
     Py_END_ALLOW_THREADS return failed ? tcg_raise(state, &err) : 0;
