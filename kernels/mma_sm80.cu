@@ -25,6 +25,7 @@
 #include "schedule.cuh"
 #include "swizzle.cuh"
 #include "types.cuh"
+#include "words.cuh"
 
 /* A block's part of one operand for one k-block, as it lies in shared memory: MN (BLOCK_M or BLOCK_N) by BLOCK_K
  * elements of 16 bits, as rows of K where K is the contiguous axis in global memory (K_MAJOR), else as rows of m
@@ -68,16 +69,16 @@ template <int MN, int BLOCK_K, bool K_MAJOR, bool IS_A> struct operand_tile {
     }
 };
 
-/* How the threads of a block share out a tile: each copies pieces of PIECE bytes, all at the same place of rows
- * that are STEP apart. */
-template <class Tile, int THREADS, int PIECE> struct copy_map {
-    static constexpr int PER_ROW = Tile::ROW_BYTES / PIECE;
+/* How the threads of a block share out a tile: each copies pieces of 16 bytes, all at the same place of rows that are
+ * STEP apart. */
+template <class Tile, int THREADS> struct copy_map {
+    static constexpr int PER_ROW = Tile::ROW_BYTES / 16;
     static constexpr int STEP = THREADS / PER_ROW;
     static constexpr int COUNT = Tile::ROWS / STEP;
     static_assert(THREADS % PER_ROW == 0 && Tile::ROWS % STEP == 0 && STEP > 0, "threads fill whole rows");
 
     static __host__ __device__ constexpr int row(int thread) { return thread / PER_ROW; }
-    static __host__ __device__ constexpr int byte(int thread) { return thread % PER_ROW * PIECE; }
+    static __host__ __device__ constexpr int byte(int thread) { return thread % PER_ROW * 16; }
     /* Of the j-th piece in the tile. Whole swizzle periods apart, pieces are a constant apart. */
     static __host__ __device__ constexpr int offset(int thread, int j) {
         return STEP % SWIZZLE_PERIOD == 0 ? Tile::offset(row(thread), byte(thread)) + j * STEP * Tile::ROW_BYTES
@@ -90,7 +91,7 @@ static __device__ __forceinline__ int clamp(int value, int low, int high) { retu
 /* One thread's share of filling an operand's tiles, k-block after k-block. What lies outside the operand is
  * written as zeros and never read. */
 template <class Tile, int MN, int BLOCK_K, bool K_MAJOR, int THREADS> struct aligned_copy {
-    typedef copy_map<Tile, THREADS, 16> map;
+    typedef copy_map<Tile, THREADS> map;
     static constexpr int COUNT = map::COUNT;
 
     const char *src;     /* the next piece */
@@ -138,20 +139,20 @@ template <class Tile, int MN, int BLOCK_K, bool K_MAJOR, int THREADS> struct ali
  * is cut out of two of them. The words may hold neighbours of a line, but nothing before the operand's first element or
  * after its last is read. */
 template <class Tile, int MN, int BLOCK_K, bool K_MAJOR, int THREADS> struct unaligned_copy {
-    typedef copy_map<Tile, THREADS, 16> map;
     static constexpr int WORDS = Tile::ROW_BYTES / 16 + 1; /* that a line of any alignment touches */
     static constexpr int PITCH = WORDS * 16;
     static constexpr int RAW_BYTES = Tile::ROWS * PITCH;
     static_assert(RAW_BYTES == TCG_MMA_RAW_BYTES(MN, BLOCK_K, K_MAJOR), "what the host asks for");
-    static_assert(map::STEP % 8 == 0, "a thread's pieces lie in their words alike");
-    static_assert(BLOCK_K % 8 == 0, "as do those of the next k-block");
-
+    static_assert(BLOCK_K % 8 == 0, "pieces lie in their words as those of the next k-block");
     static constexpr int COUNT =
-        (Tile::ROWS * WORDS + THREADS - 1) / THREADS; /* words of a tile that a thread copies */
+        (Tile::ROWS * WORDS + THREADS - 1) / THREADS;      /* words of a tile that a thread copies */
+    static constexpr int RUN = Tile::BYTES / 16 / THREADS; /* neighbouring pieces of a row that a thread cuts out */
+    static_assert(RUN > 0 && Tile::ROW_BYTES % (RUN * 16) == 0, "threads cut out whole runs");
 
     const char *from[COUNT]; /* these words in the next k-block */
+    uintptr_t src;           /* the tile's first element there */
     uintptr_t low, high;     /* what may be read: the operand's matrix of this batch entry */
-    int64_t block_bytes;
+    int64_t line_bytes, block_bytes;
     int left;            /* of MN, how many are the operand's */
     int line_bits, bits; /* low bits of line_bytes, and of the address of the tile's first element */
     bool inside;         /* all these words, in every whole k-block */
@@ -169,19 +170,20 @@ template <class Tile, int MN, int BLOCK_K, bool K_MAJOR, int THREADS> struct una
                                           int64_t k_count) {
         const uintptr_t first = reinterpret_cast<uintptr_t>(origin);
         const int64_t last = ((K_MAJOR ? mn_end : k_count) - 1) * line * 2; /* line, from the first */
-        const uintptr_t src = first + (K_MAJOR ? mn * line : mn) * 2;
+        src = first + (K_MAJOR ? mn * line : mn) * 2;
         low = first + smaller(last, 0);
         high = first + (last > 0 ? last : 0) + (K_MAJOR ? k_count : mn_end) * 2;
         left = static_cast<int>(smaller(mn_end - mn, MN));
-        block_bytes = (K_MAJOR ? BLOCK_K : BLOCK_K * line) * 2;
+        line_bytes = line * 2;
+        block_bytes = K_MAJOR ? BLOCK_K * 2 : BLOCK_K * line_bytes;
         bits = src % 16;
-        line_bits = static_cast<int>(line * 2) & 15;
+        line_bits = static_cast<int>(line_bytes) & 15;
         inside = true;
         const int64_t to_last = (k_count / BLOCK_K - 1) * block_bytes; /* whole k-block, from the first one */
 #pragma unroll
         for (int j = 0; j < COUNT; j++) {
             const int row = index(j) / WORDS;
-            const uintptr_t address = src + row * line * 2 - shift(row) + index(j) % WORDS * 16;
+            const uintptr_t address = src + row * line_bytes - shift(row) + index(j) % WORDS * 16;
             from[j] = reinterpret_cast<const char *>(address);
             if (exists(j) && (!K_MAJOR || row < left)) {
                 inside &= address + smaller(to_last, 0) >= low && address + (to_last > 0 ? to_last : 0) + 16 <= high;
@@ -206,22 +208,21 @@ template <class Tile, int MN, int BLOCK_K, bool K_MAJOR, int THREADS> struct una
         for (int j = 0; j < COUNT; j++) {
             from[j] += block_bytes;
         }
+        src += block_bytes;
     }
 
+    /* The same where some of a line, or of the lines, is missing. */
     __device__ __forceinline__ void load_edge(char *raw, uint32_t raw_address, int k_left) const {
         const int lines = K_MAJOR ? left : k_left, bytes = (K_MAJOR ? k_left : left) * 2;
-#pragma unroll
-        for (int j = 0; j < COUNT; j++) {
-            const int i = index(j), line = i / WORDS;
-            const uintptr_t address = reinterpret_cast<uintptr_t>(from[j]);
-            const bool wanted = line < lines && i % WORDS * 16 < shift(line) + bytes;
-            if (!exists(j)) {
-                continue;
-            }
+#pragma unroll 1
+        for (int i = threadIdx.x; i < Tile::ROWS * WORDS; i += THREADS) {
+            const int line = i / WORDS, word = i % WORDS;
+            const uintptr_t address = src + line * line_bytes - shift(line) + word * 16;
+            const bool wanted = line < lines && word * 16 < shift(line) + bytes;
             if (wanted && address < low) {
                 load_first(raw + i * 16, address);
             } else {
-                cp_async_cg_16(raw_address + i * 16, from[j],
+                cp_async_cg_16(raw_address + i * 16, reinterpret_cast<const void *>(address),
                                wanted ? static_cast<int>(smaller(static_cast<int64_t>(high - address), 16)) : 0);
             }
         }
@@ -237,54 +238,29 @@ template <class Tile, int MN, int BLOCK_K, bool K_MAJOR, int THREADS> struct una
         }
     }
 
-    /* Makes the tile of a k-block from its words. */
+    /* Makes the tile of a k-block from its words. Neighbouring lanes cut from neighbouring rows, which lie in other banks. */
     __device__ __forceinline__ void cut(const char *raw, char *tile, int k_left) const {
-        const int bytes = clamp((K_MAJOR ? k_left : left) * 2 - map::byte(threadIdx.x), 0, 16);
-        if (bytes == 16) {
-            cut_pieces<true>(raw, tile, bytes);
-        } else {
-            cut_pieces<false>(raw, tile, bytes);
+        const int row = threadIdx.x % Tile::ROWS, byte = threadIdx.x / Tile::ROWS * RUN * 16, by = shift(row);
+        const int bytes = (K_MAJOR ? k_left : left) * 2 - byte; /* of the run, how many are the operand's */
+        const uint4 *words = reinterpret_cast<const uint4 *>(raw + row * PITCH + byte);
+        const int to = Tile::offset(row, byte);
+        uint4 word = words[0], piece[RUN];
+#pragma unroll
+        for (int j = 0; j < RUN; j++) {
+            const uint4 next = words[j + 1];
+            piece[j] = cut_out(word, next, by);
+            word = next;
         }
-    }
-
-    template <bool WHOLE> __device__ __forceinline__ void cut_pieces(const char *raw, char *tile, int bytes) const {
-        const char *first = raw + map::row(threadIdx.x) * PITCH + map::byte(threadIdx.x);
-        const int by = shift(map::row(threadIdx.x));
-        constexpr int TOGETHER = map::COUNT % 2 == 0 ? 2 : 1; /* more would need registers that a third block lacks */
+        if (bytes < RUN * 16) {
 #pragma unroll
-        for (int first_j = 0; first_j < map::COUNT; first_j += TOGETHER) {
-            uint4 piece[TOGETHER];
-#pragma unroll
-            for (int j = 0; j < TOGETHER; j++) {
-                const uint4 *words = reinterpret_cast<const uint4 *>(first + (first_j + j) * map::STEP * PITCH);
-                piece[j] = cut_piece(words[0], words[1], by);
-                if (!WHOLE) {
-                    piece[j] = keep(piece[j], bytes);
-                }
-            }
-#pragma unroll
-            for (int j = 0; j < TOGETHER; j++) {
-                *reinterpret_cast<uint4 *>(tile + map::offset(threadIdx.x, first_j + j)) = piece[j];
+            for (int j = 0; j < RUN; j++) {
+                piece[j] = keep(piece[j], bytes - j * 16);
             }
         }
-    }
-
-    /* The piece that begins `by` bytes into the first of two words. */
-    static __device__ __forceinline__ uint4 cut_piece(uint4 first, uint4 second, int by) {
-        uint32_t w[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
 #pragma unroll
-        for (int i = 0; i < 6; i++) {
-            w[i] = by & 8 ? w[i + 2] : w[i];
+        for (int j = 0; j < RUN; j++) {
+            *reinterpret_cast<uint4 *>(tile + (to ^ j * 16)) = piece[j]; /* the swizzle is linear */
         }
-#pragma unroll
-        for (int i = 0; i < 5; i++) {
-            w[i] = by & 4 ? w[i + 1] : w[i];
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            w[i] = __funnelshift_r(w[i], w[i + 1], (by & 2) * 8);
-        }
-        return make_uint4(w[0], w[1], w[2], w[3]);
     }
 
     /* Its first `bytes` bytes, and zeros. */
@@ -560,10 +536,10 @@ struct mma_kernel {
     }
 };
 
-/* How many blocks an SM must have registers for: enough for eight warps, and for twelve where a thread's accumulators
- * are few and its copies take no registers. */
+/* How many blocks an SM must have registers for: enough for eight warps, and for twelve where a thread's accumulators are
+ * few, for any alignment fewer still. */
 static constexpr int min_blocks(int threads, int block_m, int block_n, int align) {
-    return threads >= 256 ? 1 : block_m * block_n / threads > 32 || align < 16 ? 2 : 3;
+    return threads >= 256 ? 1 : block_m * block_n / threads > (align == 16 ? 32 : 16) ? 2 : 3;
 }
 
 #define TCG_MMA_KERNEL(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN)                                 \

@@ -6,6 +6,7 @@
 #include "ptx/griddepcontrol.cuh"
 #include "schedule.cuh"
 #include "types.cuh"
+#include "words.cuh"
 
 /* A space of fast x slow items a batch entry, cut into tiles for 2^threads_log2 threads: a power of two of them side by
  * side on the fast axis, the others and 2^DEPTH_LOG2 repeats on the slow one. */
@@ -50,23 +51,6 @@ static __device__ __forceinline__ int64_t entry_offset(const tcg_batch_dim *batc
 }
 
 /* ---- tcg_copy ----------------------------------------------------------------------------------------------- */
-
-/* 16 bytes that start `shift` bytes, an even number, into `low`, the rest of them from `high`. */
-static __device__ __forceinline__ uint4 shifted(uint4 low, uint4 high, int shift) {
-    const uint32_t w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    uint32_t by_8[6], by_4[5];
-#pragma unroll
-    for (int i = 0; i < 6; i++) {
-        by_8[i] = shift & 8 ? w[i + 2] : w[i];
-    }
-#pragma unroll
-    for (int i = 0; i < 5; i++) {
-        by_4[i] = shift & 4 ? by_8[i + 1] : by_8[i];
-    }
-    const uint32_t bits = shift % 4 * 8;
-    return make_uint4(__funnelshift_r(by_4[0], by_4[1], bits), __funnelshift_r(by_4[1], by_4[2], bits),
-                      __funnelshift_r(by_4[2], by_4[3], bits), __funnelshift_r(by_4[3], by_4[4], bits));
-}
 
 enum { HALVES = 8 }; /* copy_rows counts in units of two bytes: so many are a piece of 16 */
 
@@ -146,7 +130,7 @@ static __device__ __forceinline__ void copy_rows(const tcg_copy_job &job, uint32
         for (int i = 0; i < DEPTH; i++) {
             if (exists[i]) {
                 const int shift = static_cast<int>(reinterpret_cast<uint64_t>(from[i]) % 16);
-                *to = shifted(low[i], high[i], inside[i] ? shift : 0);
+                *to = cut_out(low[i], high[i], inside[i] ? shift : 0);
             }
             to += job.blocks * TCG_COPY_THREADS;
         }

@@ -10,15 +10,10 @@
 #include <algorithm>
 #include <vector>
 
-#define __global__
-#define __device__
-#define __host__
-#define __forceinline__ inline
-#define __launch_bounds__(...)
-#define __grid_constant__
+#include "host_cuda.h"
+
 #define __syncthreads()
 #define __syncwarp(...)
-#define TCG_ASM(...)
 using std::max;
 using std::min;
 
@@ -95,9 +90,6 @@ struct alignas(16) uint4 {
     }
 };
 static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return uint4(x, y, z, w); }
-static inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t shift) {
-    return static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | low) >> (shift & 31));
-}
 struct alignas(8) float2 {
     float x, y;
 };

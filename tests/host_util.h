@@ -9,15 +9,10 @@
 #include <thread>
 #include <vector>
 
-#define __global__
-#define __device__
-#define __host__
-#define __forceinline__ inline
-#define __launch_bounds__(...)
-#define __grid_constant__
+#include "host_cuda.h"
+
 #define __shared__ static
 #define __align__(x) __attribute__((aligned(x)))
-#define TCG_ASM(...)
 
 static thread_local struct {
     unsigned x;
@@ -43,9 +38,6 @@ static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 32; }
-static inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t bits) {
-    return static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | low) >> (bits & 31));
-}
 
 static pthread_barrier_t barrier;
 static bool faulty; /* read outside the operand, or not aligned */

@@ -45,7 +45,15 @@ Reduce = struct(
 def host(tmp_path_factory):
     folder = tmp_path_factory.mktemp("util")
     (folder / "ptx").mkdir()
-    for name in ("util.cu", "abi.h", "schedule.cuh", "types.cuh", "ptx/cvt.cuh", "ptx/griddepcontrol.cuh"):
+    for name in (
+        "util.cu",
+        "abi.h",
+        "schedule.cuh",
+        "types.cuh",
+        "words.cuh",
+        "ptx/cvt.cuh",
+        "ptx/griddepcontrol.cuh",
+    ):
         text = re.sub(r"\basm( volatile)?\(", "TCG_ASM(", (KERNELS / name).read_text())
         if name == "util.cu":
             for pattern, count in ((r"word\[[01]\]", 2), (r"from\[2 \* i( \+ 1)?\]", 2)):

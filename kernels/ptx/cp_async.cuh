@@ -11,10 +11,6 @@ static __device__ __forceinline__ void cp_async_cg_16(uint32_t dst, const void *
                  : "memory");
 }
 
-static __device__ __forceinline__ void cp_async_ca_8(uint32_t dst, const void *src, int src_bytes) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(dst), "l"(src), "r"(src_bytes) : "memory");
-}
-
 static __device__ __forceinline__ void cp_async_ca_4(uint32_t dst, const void *src, int src_bytes) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(src_bytes) : "memory");
 }
