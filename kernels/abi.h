@@ -200,6 +200,13 @@ typedef struct tcg_reduce_args {
                    : ((bm) + (bn)) * (bk) * 4 + (stages) * (TCG_MMA_RAW_BYTES(bm, bk, (order) < TCG_tn) + \
                                                             TCG_MMA_RAW_BYTES(bn, bk, (order) % 2 == 1)))
 
+/* Rows that shift B instead: B's lines as they come have two words more than a k-block, and B's two tiles one. */
+#define TCG_MMA_SHIFT_NAME(in, order, BM, BN, BK, WARPS, STAGES) \
+    tcg_mma_shift_sm80_##in##_##order##_##BM##x##BN##x##BK##_w##WARPS##_s##STAGES
+#define TCG_MMA_SHIFT_THREADS(warps) ((warps) * 32)
+#define TCG_MMA_SHIFT_SMEM(bm, bn, bk, stages) \
+    (((bm) * (bk) * 2 + (bn) * ((bk) * 2 + 32)) * (stages) + 2 * (bn) * ((bk) * 2 + 16))
+
 /* wgmma: boxes are 64 elements wide (128 bytes, the swizzle's span), so an MN-major tile is rounded up to that; those of
  * an MN-major B of 16 or 32 columns are as wide as it is, with the swizzle of that span. wgs consumer warpgroups and one
  * for the producer. C goes through c_boxes boxes a consumer warpgroup. Where a cluster of ck

@@ -32,6 +32,7 @@ class _Kernel(TypedDict):
     cluster: tuple[int, int, int]
     warps: tuple[int, int] | None
     align_bytes: int
+    in_order: bool
     threads: int
     smem_bytes: int
     arch: str

@@ -74,11 +74,11 @@ class Row(ctypes.Structure):
     ]
 
 
-def on_host(text, ptx):
-    """A kernel's or header's text, ready for a C++ compiler. ptx: a header of instructions."""
+def on_host(text, ptx, instead):
+    """A kernel's or header's text, ready for a C++ compiler. ptx: a header of instructions, which become `instead`."""
     text = re.sub(r"\basm( volatile)?\(", "TCG_ASM(", text)
     text = re.sub(r"extern __shared__ [^;]*?(\w+)\[\];", r"char *const \1 = host_smem;", text)
-    for function, body in INSTEAD.items() if ptx else ():
+    for function, body in instead.items() if ptx else ():
         backslash = r"(?:[^{};]|\\\n)*?" if "##" in function else "[^{};]*"
         text = re.sub(rf"(\b{re.escape(function)}\({backslash}\{{)", lambda m, body=body: f"{m[1]} {body}", text)
     return text
@@ -103,7 +103,7 @@ class Host:
                     missing.discard(edit)
             copy = folder / file.relative_to(KERNELS)
             copy.parent.mkdir(exist_ok=True)
-            copy.write_text(on_host(text, file.parent.name == "ptx"))
+            copy.write_text(on_host(text, file.parent.name == "ptx", INSTEAD))
         assert not missing
         table = (KERNELS / "table.def").read_text().splitlines(keepends=True)
         is_row = re.compile(r"TCG_\w+\((f16|bf16|f32), ")

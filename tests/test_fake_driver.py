@@ -1046,7 +1046,7 @@ def test_launches_overlap_on_hopper_alone(run_fake, cc, version, expected):
         for launch in launches:
             cluster = re.search(r"_c(\\d)x(\\d)x(\\d)", launch.name)
             clustered = bool(cluster and cluster.group(0) != "_c1x1x1")
-            waits = bool(re.search(r"_(mma_sm80|wgmma_sm90|copy|reduce)", launch.name)) and "naive" not in launch.name
+            waits = bool(re.search(r"_(mma_sm80|mma_shift_sm80|wgmma_sm90|copy|reduce)", launch.name)) and "naive" not in launch.name
             assert launch.attributes == clustered + (waits and {expected}), (launch.name, launch.attributes)
     """)
 

@@ -104,6 +104,7 @@ def test_the_machine_code_holds_the_instructions_of_its_family(report, cuobjdump
         "wmma": {"HMMA", "LDSM", "LDGSTS"},
         "mma_naive": {"HMMA", "LDSM", "LDG"},
         "mma": {"HMMA", "LDSM", "LDGSTS"},
+        "mma_shift": {"HMMA", "LDSM", "LDGSTS"},
         "tma_mma": {"HMMA", "LDSM", "UTMALDG", "SYNCS"},
         "wgmma": {"HGMMA", "UTMALDG", "SYNCS"},
     }

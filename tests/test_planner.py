@@ -69,7 +69,7 @@ def smem_bytes(name):
 
 def test_shared_memory_is_what_the_table_says():
     for name, row in ROWS.items():
-        if row["family"] == "mma":
+        if row["family"] == "mma" and "mma_shift" not in name:
             assert smem_bytes(name) == row["smem_bytes"], name
 
 
@@ -91,6 +91,12 @@ def test_a_million_random_problems_on_random_devices(seed):
     assert not _core._plan_fuzz(250_000, seed)
 
 
+@pytest.mark.parametrize(("count", "seed"), [(20_000, 1295), (20_000, 1729), (20_000, 1754), (100_000, 1014)])
+def test_random_problems_that_once_failed(count, seed):
+    """Copies of thin lines, each padded: more than 2^63 bytes."""
+    assert not _core._plan_fuzz(count, seed)
+
+
 @pytest.mark.parametrize("smem_kb", [48, 64, 99, 100, 163, 227])
 @pytest.mark.parametrize("cc", CCS)
 def test_every_device_gets_a_kernel_that_fits_its_shared_memory(cc, smem_kb):
@@ -109,8 +115,7 @@ def test_every_device_gets_a_kernel_that_fits_its_shared_memory(cc, smem_kb):
                 where = device(cc, sm_count, smem_kb)
                 found = plan(m, n, k, order, where=where)
                 assert found["kernel"] in ROWS
-                if found["family"] == "mma":
-                    assert smem_bytes(found["kernel"]) <= smem_kb * KB
+                assert ROWS[found["kernel"]]["smem_bytes"] <= smem_kb * KB
                 bm, bn, bk = tile_of(found)
                 rows, columns = (n, m) if found["swap"] else (m, n)
                 cm, cn, ck = ROWS[found["kernel"]]["cluster"]
@@ -155,7 +160,7 @@ def test_float32_rows():
     # Tiles that leave most of the device idle are not chosen, nor large ones for few rows.
     for size in (256, 512, 1024):
         found = plan(size, size, size, dtype="float32", batch_invariant=True)
-        assert max(tile_of(found)[:2]) <= 64, (size, found)
+        assert tile_of(found)[0] * tile_of(found)[1] <= max(32 * 64, size * size / 128), (size, found)
         assert plan(size, size, size, dtype="float32")["tiles"] >= 64
     assert tile_of(plan(8, 4096, 4096, dtype="float32"))[0] <= 64
 
@@ -189,6 +194,53 @@ def test_unaligned_rows_are_copied_where_the_product_is_large_and_not_where_it_i
     # One operand unaligned: only that one is copied.
     only = plan(4096, 4096, 4096, lda=4097)
     assert [copy["operand"] for copy in only["copies"]] == ["a"]
+
+
+@pytest.mark.parametrize("cc", CCS)
+@pytest.mark.parametrize("order", ["nn", "nt", "tn", "tt"])
+def test_a_copy_of_thin_lines_is_not_padded_to_many_times_its_size(cc, order):
+    if not has_code(cc):
+        pytest.skip(f"built without code for {cc}")
+    for m, n, k, operands in (
+        (1, 1, 10**8, {"a": (A, 0, 2)}),
+        (1, 1, 10**8, {"a": (A, 0, 2), "b": (B, 3, 0)}),
+        (3, 3, 10**7, {"a": (A, 1, 3), "b": (B, 3, 1)}),  # x.T @ x
+        (10**7, 3, 3, {"a": (A, 3, 1)}),
+        (10**7, 1, 3, {"a": (A, 6, 2)}),
+    ):
+        found = plan(m, n, k, order, where=device(cc), **operands)
+        packed = 2 * k * (m + n) + 64 * 4 * m * n
+        assert found["workspace_bytes"] <= 1.1 * packed + 4096, (m, n, k, found["kernel"])
+
+
+@needs_90
+def test_few_rows_of_any_alignment_shift_the_few_and_keep_the_order_of_k_where_that_is_asked():
+    for m, n, k in ((8, 28671, 4097), (1, 50257, 769), (16, 4098, 4098), (20, 30001, 1001), (2, 8193, 8193)):
+        found, swapped = plan(m, n, k), plan(n, m, k)
+        for one in (found, swapped):
+            assert "mma_shift" in one["kernel"] and not one["copies"], (m, n, k)
+            assert ROWS[one["kernel"]]["in_order"] is False
+        assert found["swap"] and not swapped["swap"]
+        invariant = plan(m, n, k, batch_invariant=True)
+        assert ROWS[invariant["kernel"]]["in_order"] is True and invariant["splits"] == 1
+    shift = next(name for name in ROWS if "mma_shift_sm80_bf16" in name)
+    with pytest.raises(RuntimeError, match="counts K from the start of a word, which batch_invariant=True excludes"):
+        plan(8, 28671, 4097, kernel=shift, batch_invariant=True)
+    split = next(name for name, row in ROWS.items() if row["cluster"][2] == 2 and row["in_dtype"] == "bfloat16")
+    assert ROWS[split]["in_order"] is False
+    with pytest.raises(RuntimeError, match="splits K over a cluster, which batch_invariant=True excludes"):
+        plan(64, 4096, 4096, kernel=split, batch_invariant=True)
+
+
+@needs_90
+def test_a_part_of_a_round_is_filled_by_splitting_k():
+    """72, 200 and 288 tiles of 128 x 256 on 132 SMs would leave half of the last round idle."""
+    for size in (1500, 2500, 3000):
+        whole, free = (plan(size, size, size, dtype="float32", batch_invariant=b) for b in (True, False))
+        assert free["cycles"] < whole["cycles"] or free["splits"] == 1
+        assert free["workspace_bytes"] <= 128 << 20
+    assert plan(2500, 2500, 2500, dtype="float32")["splits"] > 1
+    assert plan(4096, 4096, 4096, dtype="float32")["splits"] == 1
 
 
 @needs_90

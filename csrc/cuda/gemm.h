@@ -68,9 +68,13 @@ typedef struct tcg_kernel {
     int cluster_m, cluster_n, cluster_k; /* blocks of a cluster along C's rows and columns, and along K; 1: none */
     bool pingpong;                       /* wgmma: two warpgroups take tiles in turn, else they share each */
     int align_bytes;                     /* what every line start of A and B must be a multiple of */
+    bool shifted;                        /* mma: K is counted from the start of a 16-byte word, line by line of A */
     int threads;
     int smem_bytes; /* dynamic */
 } tcg_kernel;
+
+/* Whether one accumulator runs through K in order, as batch_invariant asks: such rows give the same bits. */
+static inline bool tcg_k_in_order(const tcg_kernel *kernel) { return kernel->cluster_k == 1 && !kernel->shifted; }
 
 typedef struct tcg_family_traits {
     const char *name;

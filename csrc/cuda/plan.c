@@ -20,6 +20,8 @@ static const tcg_chip chips[] = {
 #define STRADDLE 2.08      /* requests that a box line makes which starts within a sector of the L2 cache */
 #define SECTOR_BYTES 32    /* of the L2 cache */
 #define BOX_CYCLES 68.2    /* the least a TMA box takes, however short */
+#define NARROW 32          /* BLOCK_N up to which a k-block has little arithmetic, */
+#define KBLOCK_CYCLES 60.0 /* and then takes so much longer than its boxes */
 #define PART_BOX 1.06      /* time of the arithmetic where a box of B is not all used */
 #define WGMMA_START_CYCLES \
     2952.0 /* from one kernel to the next in a stream, up to a block's first data, and its last to the end */
@@ -30,9 +32,11 @@ static const tcg_chip chips[] = {
 #define HOT_CYCLES 350000.0
 #define PINGPONG_HIDES 0.31 /* of a tile's start and end, while the other warpgroup computes */
 #define SPLIT_SHARED \
-    0.61              /* of memory's time: clusters that split K lose so much where several read the same weights */
-#define SIMT_BOTH 0.4 /* FFMAs and the reads for them: of the shorter time, what the longer one does not hide */
-#define SIMT_ANY 1.05 /* time of a kernel of no order, against the others */
+    0.61               /* of memory's time: clusters that split K lose so much where several read the same weights */
+#define SIMT_BOTH 0.34 /* FFMAs and the reads for them: of the shorter time, what the longer one does not hide */
+#define SIMT_BOTH_MANY 0.24    /* the same with more than 8 warps an SM */
+#define SIMT_READS 0.9         /* of their time by SMEM_BYTES */
+#define SIMT_ANY 1.05          /* time of a kernel of no order, against the others */
 #define SMEM_BYTES 128.0       /* shared memory: bytes a clock an SM */
 #define MEMORY_LATENCY 800.0   /* clocks from a load's issue to its data */
 #define LAUNCH_CYCLES 3000.0   /* one more kernel in the stream */
@@ -43,6 +47,12 @@ static const tcg_chip chips[] = {
 #define COPY_ISSUE_CYCLES 4.0  /* a warp's load or copy instruction with its address and predicate */
 #define CUT_CYCLES 0.75        /* an SM's, for a piece of 16 bytes that mma's rows for any alignment cut out of two */
 #define CUT_START_CYCLES 100.0 /* and for a k-block of them */
+#define CUT_TURNED 1.5         /* time of both in other orders than nt, where fewer blocks fit an SM */
+#define SHIFT_ISSUE 2.2    /* cycles that a scheduler takes for an instruction of one of many warps of mma_shift */
+#define SHIFT_LATENCY 5.2  /* and of a few */
+#define SHIFT_WAIT 430.0   /* and for what a k-block waits for besides */
+#define SHIFT_TRAFFIC 1.65 /* time of its loads, of parts of lines that do not begin at the L2 cache's sectors */
+#define SHIFT_START 1500.0 /* for the k-blocks in which lines begin and end */
 #define NEXT_TILE_CYCLES 736.0 /* from one tile of a block to its next one, at least */
 #define FP32_BYTES 28.0        /* of fp32 results a clock, through shared memory */
 #define REDUCE_CYCLES 1500.0   /* tcg_reduce's own start and end */
@@ -51,10 +61,13 @@ static const tcg_chip chips[] = {
 #define SCATTER 4.0            /* element-wise stores against full lines */
 
 #define REGISTERS 65536
+#define MMA_REGISTERS 80    /* a thread's, beside its sums: about */
+#define WORDS_REGISTERS 144 /* the same for any alignment */
 #define SPLITS_MAX 64
 #define EVEN_SPLITS_MAX 8
+#define EVEN_ROUNDS_MAX 4      /* with more, the last one matters little */
 #define SPLIT_ITERATIONS_MIN 4 /* k-blocks a split is worth starting for */
-#define PARTIALS_BYTES_MAX (64.0 * 1024 * 1024)
+#define PARTIALS_BYTES_MAX (128.0 * 1024 * 1024)
 #define RASTER_ROWS_MAX 16                /* rows of tiles to a group */
 #define WRITES 4.0                        /* C's bytes over its operands' from which writing them decides */
 #define SKINNY 64                         /* up to here the swapped product may fit the tiles better */
@@ -81,8 +94,9 @@ static void model_simt(const tcg_kernel *kernel, const tcg_chip *chip, int *regi
     /* A warp is 8 x 4 threads, the longer way along the longer side; each reads its own part of a row of A and of B. */
     double warp_m = (double)kernel->block_m / kernel->warps_m, warp_n = (double)kernel->block_n / kernel->warps_n;
     double thread = warp_m >= warp_n ? warp_m / 8 + warp_n / 4 : warp_m / 4 + warp_n / 8;
-    double reads = kernel->threads * thread * kernel->block_k * 4 / SMEM_BYTES, sums = flops / chip->fma_flops;
-    *cycles = (max2(sums, reads) + SIMT_BOTH * min2(sums, reads)) * (kernel->order < 0 ? SIMT_ANY : 1);
+    double reads = SIMT_READS * kernel->threads * thread * kernel->block_k * 4 / SMEM_BYTES;
+    double sums = flops / chip->fma_flops, both = REGISTERS / (*registers * 32) > 8 ? SIMT_BOTH_MANY : SIMT_BOTH;
+    *cycles = (max2(sums, reads) + both * min2(sums, reads)) * (kernel->order < 0 ? SIMT_ANY : 1);
 }
 
 static void model_mma(const tcg_kernel *kernel, const tcg_chip *chip, int *registers, double *cycles) {
@@ -91,8 +105,21 @@ static void model_mma(const tcg_kernel *kernel, const tcg_chip *chip, int *regis
     /* Every warp reads its own rows of A and of B from shared memory. */
     double reads = (double)kernel->warps_m * kernel->warps_n * (warp_m + warp_n) * kernel->block_k * 2;
     double writes = (double)(kernel->block_m + kernel->block_n) * kernel->block_k * 2;
-    *registers = warp_m * warp_n / 32 + (kernel->align_bytes < ROW_ALIGN_BYTES ? 144 : 80);
+    *registers = warp_m * warp_n / 32 + (kernel->align_bytes < ROW_ALIGN_BYTES ? WORDS_REGISTERS : MMA_REGISTERS);
     *cycles = max2(flops / chip->tensor_flops, (reads + writes) / SMEM_BYTES);
+}
+
+/* A warp's instructions for a k-block of a row that shifts B: per step, ldmatrix for A, and for every eight columns of B the
+ * reads and shifts of two registers and an mma each sixteen lines of a class; and its copies. */
+static double shift_instructions(const tcg_kernel *kernel) {
+    double classes = 8.0 / kernel->warps_m, tiles = kernel->block_m / 128.0, steps = kernel->block_k / 16.0;
+    return steps * classes * (tiles + kernel->block_n / 8.0 * (5 + tiles)) + 30;
+}
+
+static void model_mma_shift(const tcg_kernel *kernel, const tcg_chip *chip, int *registers, double *cycles) {
+    (void)chip;
+    *registers = kernel->warps_m > 4 ? 128 : 168;
+    *cycles = SHIFT_ISSUE * shift_instructions(kernel) * kernel->warps_m / 4;
 }
 
 static void model_wgmma(const tcg_kernel *kernel, const tcg_chip *chip, int *registers, double *cycles) {
@@ -142,7 +169,6 @@ static const struct exception {
     {m_from, m_to, n, k, batch, TCG_FAMILY_##family, {bm, bn, bk, SCHEDULE_##schedule, cm, cn, ck}, swap, splits},
 #include "tuned.def"
 };
-enum { EXCEPTIONS_CC = 90, EXCEPTIONS_SMS = 132 };
 
 static tuned tuned_row(const tcg_kernel *kernel) {
     for (size_t i = 0; i < sizeof tuned_rows / sizeof *tuned_rows; i++)
@@ -199,7 +225,7 @@ static void candidate_build(const tcg_kernel *kernel, const tcg_plan_view *view,
                             tcg_candidate *row) {
     int registers;
     double cycles;
-    families[kernel->family].model(kernel, view->chip, &registers, &cycles);
+    (kernel->shifted ? model_mma_shift : families[kernel->family].model)(kernel, view->chip, &registers, &cycles);
     registers = min_int((registers + 7) / 8 * 8, 255);
     int blocks = min_int(view->chip->sm_threads / kernel->threads, REGISTERS / (registers * kernel->threads));
     blocks = min_int(blocks, view->smem_sm_bytes / (kernel->smem_bytes + 1024)); /* the driver keeps 1 KB a block */
@@ -213,6 +239,8 @@ static void candidate_build(const tcg_kernel *kernel, const tcg_plan_view *view,
     row->per_k = 1.0 / kernel->block_k;
     row->block_cycles = cycles;
     row->latency_cycles = MEMORY_LATENCY / (kernel->stages > 1 ? kernel->stages - 1 : 1);
+    if (kernel->shifted)
+        row->latency_cycles = SHIFT_WAIT + SHIFT_LATENCY * shift_instructions(kernel) * kernel->warps_m / 4;
     if (kernel->family == TCG_FAMILY_wgmma) {
         tuned t = tuned_row(kernel);
         if (constants)
@@ -312,6 +340,7 @@ struct operand {
     int align_k;     /* alignment in bytes of its lines along k, at most 16; 0 where k has no unit stride */
     int align_own;   /* the same along its own axis */
     bool k_major;    /* the better of the two */
+    bool thin;       /* its lines are short: a padded copy would be far longer, and the others are tried too */
     double bytes;
 };
 
@@ -415,6 +444,7 @@ static int describe(const tcg_problem *problem, struct job *job, tcg_error *err)
         if (job->k == 0) { /* never read */
             side->align_k = side->align_own = ROW_ALIGN_BYTES;
             side->k_major = true;
+            side->thin = false;
             continue;
         }
         if ((uintptr_t)side->data & (uintptr_t)(job->elem_bytes - 1))
@@ -431,6 +461,8 @@ static int describe(const tcg_problem *problem, struct job *job, tcg_error *err)
             along_own = side->stride < 0 ? -along_own : along_own;
             side->k_major = along_own == 0 || (along_k != 0 && along_k <= along_own);
         }
+        side->thin = (side->k_major ? side->align_k : side->align_own) < ROW_ALIGN_BYTES &&
+                     (side->k_major ? job->k : side->size) < COPY_ROW_BYTES / job->elem_bytes;
     }
     return 0;
 }
@@ -467,10 +499,8 @@ static double all_waves(const struct waves *w, const tcg_plan_view *view, const 
     return rest > 0 ? cycles + wave_cycles(w, ceil_(rest * view->per_sm)) : cycles;
 }
 
-/* One over an alignment of 2 to 16 bytes. */
-static double per_width(int bytes) {
-    return bytes >= 16 ? 1 / 16.0 : bytes >= 8 ? 1 / 8.0 : bytes >= 4 ? 1 / 4.0 : 1 / 2.0;
-}
+/* One over an alignment of 4 to 16 bytes. */
+static double per_width(int bytes) { return bytes >= 16 ? 1 / 16.0 : bytes >= 8 ? 1 / 8.0 : 1 / 4.0; }
 
 /* What a choice costs whatever its splits. */
 struct shape_costs {
@@ -497,7 +527,7 @@ static double block_estimate(const struct job *job, const tcg_plan_view *view, c
                              (c->scattered && splits == 1 ? SCATTER : 1),
                       .warps = tma || simt ? 0 : row->kernel->threads / 32};
     double moved = (c->moved_bytes + job->c_elems * written) * view->per_dram_byte;
-    double waves = all_waves(&w, view, row, c->blocks * splits);
+    double waves = all_waves(&w, view, row, c->blocks * splits) + (row->kernel->shifted ? SHIFT_START : 0);
     return START_CYCLES + max2(waves, moved + BLOCK_CYCLES + w.end) + SLACK * waves;
 }
 
@@ -537,7 +567,18 @@ static bool straddles(const struct operand *side, bool k_major) {
     return (((uint64_t)(k_major ? side->stride : side->k_stride) * 2) | (uintptr_t)side->data) % SECTOR_BYTES != 0;
 }
 
+/* Elements of a line of a copy. */
+static int64_t copy_row_elems(const struct job *job, int64_t cols) {
+    const int64_t whole = COPY_ROW_BYTES / job->elem_bytes;
+    return tcg_div_up(cols, whole) * whole;
+}
+
 /* k_major: how a copy of the operand is written. */
+static double copy_bytes(const struct job *job, const struct operand *side, bool k_major) {
+    return (double)side->entries * (double)(k_major ? side->size : job->k) *
+           (double)copy_row_elems(job, k_major ? job->k : side->size) * job->elem_bytes;
+}
+
 static double copy_share(const struct operand *side, bool k_major) {
     return (k_major ? side->k_stride : side->stride) == 1 ? COPY_SHARE : COPY_TURNED_SHARE;
 }
@@ -561,17 +602,18 @@ static double splits_most(const struct job *job, const struct shape_costs *c) {
                 floor_(PARTIALS_BYTES_MAX / (job->c_elems * 4)));
 }
 
-/* The few splits with which a round and a part of another become nearly whole ones. */
-static double even_splits(const tcg_candidate *row, const struct shape_costs *c, double most) {
-    double best = 1, least = ceil_(c->blocks * row->per_slot);
+/* Splits from 2 on with which rounds, the last of them a part of one, become wholer and wholer ones. */
+static int even_splits(const tcg_candidate *row, const struct shape_costs *c, double most, double *tried) {
+    int count = 0;
+    double least = ceil_(c->blocks * row->per_slot);
     for (double splits = 2; splits <= min2(most, EVEN_SPLITS_MAX); splits++) {
         double rounds = ceil_(c->blocks * splits * row->per_slot) / splits;
         if (rounds < least) {
             least = rounds;
-            best = splits;
+            tried[count++] = splits;
         }
     }
-    return best;
+    return count;
 }
 
 /* Estimates the choice for each split worth trying and keeps it in `best` where it beats that. */
@@ -598,45 +640,54 @@ static void consider(const struct job *job, const tcg_plan_view *view, bool may_
         boxes_cycles(kernel->block_k, kernel->block_n, TCG_WGMMA_B_BOX(kernel->block_n, choice->k_major[1]),
                      kernel->cluster_m, c.lines_b, choice->k_major[1],
                      !choice->copy[1] && straddles(b, choice->k_major[1]), cycles);
-        c.traffic = max2(cycles[0], cycles[1]);
+        c.traffic = max2(cycles[0], cycles[1]) + (kernel->block_n <= NARROW ? KBLOCK_CYCLES : 0);
     } else {
-        c.traffic = (c.lines_a + c.lines_b) * depth_bytes * view->per_l2_byte;
+        c.traffic = (c.lines_a + c.lines_b) * depth_bytes * view->per_l2_byte * (kernel->shifted ? SHIFT_TRAFFIC : 1);
     }
     c.cycles = row->block_cycles;
-    if (kernel->family == TCG_FAMILY_mma && kernel->align_bytes < ROW_ALIGN_BYTES) {
-        c.cycles += CUT_START_CYCLES +
-                    CUT_CYCLES * (kernel->block_m + kernel->block_n) * kernel->block_k * job->elem_bytes / 16;
+    if (kernel->family == TCG_FAMILY_mma && kernel->align_bytes < ROW_ALIGN_BYTES && !kernel->shifted) {
+        c.cycles += (CUT_START_CYCLES +
+                     CUT_CYCLES * (kernel->block_m + kernel->block_n) * kernel->block_k * job->elem_bytes / 16) *
+                    (kernel->order == TCG_nt ? 1 : CUT_TURNED);
     } else if (kernel->order >= 0 && !tma) {
-        int width_a = choice->copy[0] ? ROW_ALIGN_BYTES : choice->k_major[0] ? a->align_k : a->align_own;
-        int width_b = choice->copy[1] ? ROW_ALIGN_BYTES : choice->k_major[1] ? b->align_k : b->align_own;
+        int width_a = choice->copy[0] || kernel->shifted ? ROW_ALIGN_BYTES
+                      : choice->k_major[0]               ? a->align_k
+                                                         : a->align_own;
+        int width_b = choice->copy[1] || kernel->shifted ? ROW_ALIGN_BYTES
+                      : choice->k_major[1]               ? b->align_k
+                                                         : b->align_own;
         double issue = (c.lines_a * per_width(width_a) + c.lines_b * per_width(width_b)) * depth_bytes *
                        (COPY_ISSUE_CYCLES / 32);
         c.traffic = max2(c.traffic, issue);
     }
-    c.moved_bytes = a->bytes + b->bytes;
     if (choice->copy[0] || choice->copy[1]) /* one launch for both */
         c.fixed += COPY_CYCLES;
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
+        const struct operand *side = i ? b : a;
+        const double copied = choice->copy[i] ? copy_bytes(job, side, choice->k_major[i]) : 0;
         if (choice->copy[i])
-            c.fixed += 2 / copy_share(&job->side[choice->swap ^ i], choice->k_major[i]) *
-                       job->side[choice->swap ^ i].bytes * view->per_dram_byte;
+            c.fixed += (side->bytes + copied) / copy_share(side, choice->k_major[i]) * view->per_dram_byte;
+        c.moved_bytes += choice->copy[i] ? copied : side->bytes;
+    }
     /* Every SM at work all the time would take this; most rows end here. */
     if (best->row && c.fixed + c.blocks * c.iterations * max2(c.cycles, c.traffic) * view->per_sm >= best->cycles)
         return;
-    c.scattered =
-        job->c_stride[!choice->swap] != 1 && !(wgmma && job->c_stride[choice->swap] == 1 && job->out_bytes == 2);
+    c.scattered = job->c_stride[!choice->swap] != 1 &&
+                  !(job->c_stride[choice->swap] == 1 && (kernel->shifted || (wgmma && job->out_bytes == 2)));
 
-    double most = 1, one_an_sm = 1, even = 1;
-    if (may_split && families[kernel->family].splits && kernel->cluster_k == 1 && 2 * c.blocks <= row->slots) {
-        double per_tile = 1 / c.blocks;
-        most = min2(splits_most(job, &c), floor_(row->slots * per_tile));
-        one_an_sm = min2(floor_(view->sm_count * per_tile), most);
-    } else if (may_split && families[kernel->family].splits && !families[kernel->family].persistent &&
-               c.blocks > row->slots && c.blocks < 2 * row->slots) {
-        even = even_splits(row, &c, splits_most(job, &c));
+    double tried[EVEN_SPLITS_MAX + 1] = {1};
+    int count = 1;
+    if (may_split && families[kernel->family].splits && kernel->cluster_k == 1) {
+        const double most = splits_most(job, &c);
+        if (2 * c.blocks <= row->slots) {
+            const double fit = min2(most, floor_(row->slots / c.blocks));
+            tried[count++] = min2(floor_(view->sm_count / c.blocks), fit); /* one an SM */
+            tried[count++] = fit;
+        } else if (!families[kernel->family].persistent && c.blocks < EVEN_ROUNDS_MAX * row->slots) {
+            count += even_splits(row, &c, most, tried + 1);
+        }
     }
-    double tried[4] = {1, even, one_an_sm, most};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < count; i++) {
         double splits = tried[i];
         if (i > 0 && splits <= tried[i - 1])
             continue;
@@ -686,7 +737,7 @@ static bool tma_describes(const struct job *job, const struct operand *side, boo
 /* Fits the row to the job: the directions its order names, copies where an operand is not so or not so aligned. */
 static void consider_row(const struct job *job, const tcg_plan_view *view, const tcg_candidate *row, bool swap,
                          bool may_split, struct choice *best) {
-    if (!may_split && row->kernel->cluster_k > 1)
+    if (!may_split && !tcg_k_in_order(row->kernel))
         return;
     struct choice choice = {.row = row, .swap = swap};
     int order = row->kernel->order;
@@ -722,6 +773,9 @@ static void consider_bucket(const struct job *job, const tcg_plan_view *view, in
         const tcg_candidate *row = &view->rows[backwards ? first + last - i : i];
         if (idle_blocks(job, row, swap))
             continue;
+        if (row->kernel->shifted &&
+            job->side[!swap].size > row->kernel->block_n) /* another tile would read A again */
+            continue;
         if (family < 0
                 ? !families[row->kernel->family].shown && !(view->wgmma && row->kernel->family == TCG_FAMILY_tma_mma)
                 : (int)row->kernel->family == family)
@@ -731,8 +785,8 @@ static void consider_bucket(const struct job *job, const tcg_plan_view *view, in
 
 /* The row that was measured to be the fastest, where the estimate would choose another. */
 static void choose_exception(const struct job *job, const tcg_plan_view *view, bool may_split, struct choice *best) {
-    if (view->cc != EXCEPTIONS_CC || view->sm_count != EXCEPTIONS_SMS || job->elem_bytes != 2 ||
-        job->out_bytes != 2 || job->c_stride[1] != 1 || tma_refuses(job, NULL))
+    if (view->cc != TCG_TUNED_CC || view->sm_count != TCG_TUNED_SMS || job->elem_bytes != 2 || job->out_bytes != 2 ||
+        job->c_stride[1] != 1 || tma_refuses(job, NULL))
         return;
     for (int i = 0; i < 2; i++)
         if (job->side[i].align_k < ROW_ALIGN_BYTES || !tma_describes(job, &job->side[i], true))
@@ -754,6 +808,28 @@ static void choose_exception(const struct job *job, const tcg_plan_view *view, b
     best->exception = best->row != NULL;
 }
 
+/* The rows for the operands' better lines, and where those are thin for the others. */
+static void consider_orders(const struct job *job, const tcg_plan_view *view, const tcg_options *options, bool swap,
+                            struct choice *best) {
+    const struct operand *a = &job->side[swap], *b = &job->side[!swap];
+    const int any = bucket_of(job->dtype, TCG_ANY_ORDER, false);
+    const bool may_split = !options->batch_invariant;
+    for (int turned = 0; turned < 4; turned++) {
+        const bool turn_a = turned & 1, turn_b = turned & 2;
+        if ((turn_a && !a->thin) || (turn_b && !b->thin))
+            continue;
+        const bool a_k_major = a->k_major != turn_a, b_k_major = b->k_major != turn_b;
+        const bool aligned = (a_k_major ? a->align_k : a->align_own) >= ROW_ALIGN_BYTES &&
+                             (b_k_major ? b->align_k : b->align_own) >= ROW_ALIGN_BYTES;
+        const int coarse = bucket_of(job->dtype, 2 * !a_k_major + b_k_major, false);
+        consider_bucket(job, view, coarse, options->family, swap, may_split, best);
+        if (!aligned || !best->row)
+            consider_bucket(job, view, coarse + 1, options->family, swap, may_split, best);
+    }
+    consider_bucket(job, view, any, options->family, swap, may_split, best);
+    consider_bucket(job, view, any + 1, options->family, swap, may_split, best);
+}
+
 static void choose(const struct job *job, const tcg_plan_view *view, const tcg_options *options,
                    struct choice *best) {
     bool may_split = !options->batch_invariant;
@@ -768,18 +844,8 @@ static void choose(const struct job *job, const tcg_plan_view *view, const tcg_o
     bool swap = job->c_stride[1] != 1 && job->c_stride[0] == 1;
     int64_t side = job->side[!swap].size, other = job->side[swap].size;
     bool both = view->tma || (side <= SKINNY && side < other);
-    for (int i = 0; i <= both; i++, swap = !swap) {
-        const struct operand *a = &job->side[swap], *b = &job->side[!swap];
-        int order = 2 * !a->k_major + b->k_major;
-        bool aligned = (a->k_major ? a->align_k : a->align_own) >= ROW_ALIGN_BYTES &&
-                       (b->k_major ? b->align_k : b->align_own) >= ROW_ALIGN_BYTES;
-        int coarse = bucket_of(job->dtype, order, false), any = bucket_of(job->dtype, TCG_ANY_ORDER, false);
-        consider_bucket(job, view, coarse, options->family, swap, may_split, best);
-        if (!aligned || !best->row)
-            consider_bucket(job, view, coarse + 1, options->family, swap, may_split, best);
-        consider_bucket(job, view, any, options->family, swap, may_split, best);
-        consider_bucket(job, view, any + 1, options->family, swap, may_split, best);
-    }
+    for (int i = 0; i <= both; i++, swap = !swap)
+        consider_orders(job, view, options, swap, best);
     /* A build or a device without the wanted order: copies make any other do. */
     for (int bucket = bucket_of(job->dtype, 0, false); !best->row && bucket < bucket_of(job->dtype + 1, 0, false);
          bucket++)
@@ -854,9 +920,10 @@ static int check_kernel(const tcg_kernel *kernel, const struct job *job, const t
     if (kernel->smem_bytes > view->smem_block_bytes)
         return tcg_fail(err, TCG_ERR_UNSUPPORTED, 0, "kernel=%s needs %d bytes of shared memory a block, %s has %d",
                         kernel->name, kernel->smem_bytes, device, view->smem_block_bytes);
-    if (options->batch_invariant && kernel->cluster_k > 1)
-        return tcg_fail(err, TCG_ERR_UNSUPPORTED, 0,
-                        "kernel=%s splits K over a cluster, which batch_invariant=True excludes", kernel->name);
+    if (options->batch_invariant && !tcg_k_in_order(kernel))
+        return tcg_fail(err, TCG_ERR_UNSUPPORTED, 0, "kernel=%s %s, which batch_invariant=True excludes",
+                        kernel->name,
+                        kernel->shifted ? "counts K from the start of a word" : "splits K over a cluster");
     const char *refused = tcg_families[kernel->family].tma ? tma_refuses(job, kernel) : NULL;
     if (refused)
         return tcg_fail(err, TCG_ERR_UNSUPPORTED, 0, "kernel=%s cannot take %s", kernel->name, refused);
@@ -922,11 +989,11 @@ static int place_operand(const struct job *job, const struct choice *choice, int
         k_stride = k_major ? 1 : k_stride;
     }
     if (choice->copy[i]) {
-        int64_t pad = COPY_ROW_BYTES / job->elem_bytes, entry, bytes;
+        int64_t entry, bytes;
         copy->needed = true;
         copy->rows = k_major ? side->size : job->k;
         copy->cols = k_major ? job->k : side->size;
-        copy->row_elems = tcg_div_up(copy->cols, pad) * pad;
+        copy->row_elems = copy_row_elems(job, copy->cols);
         copy->batches = side->entries;
         copy->src = side->data;
         copy->src_row = k_major ? side->stride : side->k_stride;

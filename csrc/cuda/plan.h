@@ -4,6 +4,9 @@
 
 #include "registry.h"
 
+/* The chip that tuned.def's exceptions were measured on. */
+enum { TCG_TUNED_CC = 90, TCG_TUNED_SMS = 132 };
+
 /* Rates a clock an SM. They rank kernels against each other; nothing depends on them being exact. */
 typedef struct tcg_chip {
     int cc;              /* holds from this compute capability on */

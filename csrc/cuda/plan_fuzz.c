@@ -125,7 +125,7 @@ static void draw_device(uint64_t *state, tcg_device_props *device) {
     static const int64_t ccs[] = {80, 86, 87, 89, 90, 100, 103, 110, 120, 121}, kbs[] = {48, 64, 99, 100, 163, 227};
     memset(device, 0, sizeof *device);
     device->cc = (int)pick(state, ccs, sizeof ccs / sizeof *ccs);
-    device->sm_count = below(state, 4) ? 1 + (int)below(state, 200) : 132;
+    device->sm_count = below(state, 4) ? 1 + (int)below(state, 200) : TCG_TUNED_SMS;
     device->smem_block_bytes = 1024 * (int)(below(state, 2) ? 48 + below(state, 180) : pick(state, kbs, 6));
     device->smem_sm_bytes = device->smem_block_bytes + 1024;
     device->l2_bytes = (int)(1 + below(state, 128)) << 20;
@@ -334,7 +334,7 @@ static const char *check_plan(const tcg_problem *problem, const tcg_device_props
         (__int128)plan->k_per_split * plan->splits < problem->k ||
         (plan->splits > 1 && (__int128)plan->k_per_split * (plan->splits - 1) >= problem->k))
         return "splits that do not cover K";
-    if (options->batch_invariant && (plan->splits != 1 || kernel->cluster_k > 1))
+    if (options->batch_invariant && (plan->splits != 1 || !tcg_k_in_order(kernel)))
         return "a split although batch_invariant";
     if (plan->raster_group < 1 || plan->raster_group > plan->tiles_m || plan->raster_group != args->raster_group)
         return "a wrong raster group";
@@ -383,7 +383,7 @@ static bool may_refuse(const tcg_problem *problem, const tcg_device_props *devic
         return true;
     if (options->kernel >= 0) {
         const tcg_kernel *kernel = tcg_kernel_at(options->kernel);
-        if (options->batch_invariant && kernel->cluster_k > 1)
+        if (options->batch_invariant && !tcg_k_in_order(kernel))
             return true;
         if (tcg_families[kernel->family].tma && (no_tma || problem->k <= kernel->block_k * (kernel->cluster_k - 1)))
             return true;
@@ -396,7 +396,7 @@ static bool may_refuse(const tcg_problem *problem, const tcg_device_props *devic
             tcg_kernel_runs(kernel, device->cc) != TCG_RUNS_NOT &&
             (options->family < 0 || (int)kernel->family == options->family) &&
             problem->k > kernel->block_k * (kernel->cluster_k - 1) &&
-            (kernel->cluster_k == 1 || !options->batch_invariant))
+            (tcg_k_in_order(kernel) || !options->batch_invariant))
             return false;
     }
     return true;

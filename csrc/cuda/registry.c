@@ -38,6 +38,7 @@ enum {
 #define TCG_SIMT(...) PLACE(TCG_SIMT_NAME(__VA_ARGS__)),
 #define TCG_MMA(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN, PTX) \
     PLACE(TCG_MMA_NAME(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN)),
+#define TCG_MMA_SHIFT(...) PLACE(TCG_MMA_SHIFT_NAME(__VA_ARGS__)),
 #define TCG_WMMA_NAIVE(...) PLACE(TCG_WARPS_NAME(wmma_naive_sm80, __VA_ARGS__)),
 #define TCG_WMMA(...) PLACE(TCG_WARPS_NAME(wmma_sm80, __VA_ARGS__)),
 #define TCG_MMA_NAIVE(...) PLACE(TCG_WARPS_NAME(mma_naive_sm80, __VA_ARGS__)),
@@ -53,58 +54,71 @@ enum {
 #define PTX_IMAGE_1(in) TCG_IMAGE_mma_ptx_##in
 
 /* What every family's rows say. */
-#define ROW(name_, family_, in, order_, BM, BN, BK, STAGES)                                                          \
-    .name = TEXT(name_), .index = PLACE(name_), .image = TCG_IMAGE_##family_##_##in, .family = TCG_FAMILY_##family_, \
+#define ROW(name_, image_, family_, in, order_, BM, BN, BK, STAGES)                                                 \
+    .name = TEXT(name_), .index = PLACE(name_), .image = TCG_IMAGE_##image_##_##in, .family = TCG_FAMILY_##family_, \
     .in_dtype = TCG_##in, .order = order_, .block_m = BM, .block_n = BN, .block_k = BK, .stages = STAGES
 
 #define NO_CLUSTER .cluster_m = 1, .cluster_n = 1, .cluster_k = 1
 
 /* Families made of WM x WN warps that each own a part of the tile. */
-#define WARPS_ROW(FAMILY, sm, family_, in, order_, BM, BN, BK, WM, WN, STAGES)                                      \
-    {ROW(TCG_WARPS_NAME(family_##_##sm, in, order_, BM, BN, BK, WM, WN, STAGES), family_, in, TCG_##order_, BM, BN, \
-         BK, STAGES),                                                                                               \
-     NO_CLUSTER,                                                                                                    \
-     .ptx_image = -1,                                                                                               \
-     .warps_m = WM,                                                                                                 \
-     .warps_n = WN,                                                                                                 \
-     .align_bytes = 16,                                                                                             \
-     .threads = FAMILY##_THREADS(BM, BN, WM, WN),                                                                   \
+#define WARPS_ROW(FAMILY, sm, family_, in, order_, BM, BN, BK, WM, WN, STAGES)                                       \
+    {ROW(TCG_WARPS_NAME(family_##_##sm, in, order_, BM, BN, BK, WM, WN, STAGES), family_, family_, in, TCG_##order_, \
+         BM, BN, BK, STAGES),                                                                                        \
+     NO_CLUSTER,                                                                                                     \
+     .ptx_image = -1,                                                                                                \
+     .warps_m = WM,                                                                                                  \
+     .warps_n = WN,                                                                                                  \
+     .align_bytes = 16,                                                                                              \
+     .threads = FAMILY##_THREADS(BM, BN, WM, WN),                                                                    \
      .smem_bytes = FAMILY##_SMEM(BM, BN, BK, WM, WN, STAGES, TCG_##order_)},
 
 static const tcg_kernel kernels[TCG_KERNEL_COUNT] = {
 /* simt's own image holds its PTX. */
-#define TCG_SIMT(in, order_, BM, BN, BK, WM, WN, STAGES, ALIGN)                                                     \
-    {ROW(TCG_SIMT_NAME(in, order_, BM, BN, BK, WM, WN, STAGES, ALIGN), simt, in, TCG_##order_, BM, BN, BK, STAGES), \
-     NO_CLUSTER,                                                                                                    \
-     .ptx_image = TCG_IMAGE_simt_##in,                                                                              \
-     .warps_m = WM,                                                                                                 \
-     .warps_n = WN,                                                                                                 \
-     .align_bytes = ALIGN,                                                                                          \
-     .threads = TCG_SIMT_THREADS(WM, WN),                                                                           \
+#define TCG_SIMT(in, order_, BM, BN, BK, WM, WN, STAGES, ALIGN)                                                  \
+    {ROW(TCG_SIMT_NAME(in, order_, BM, BN, BK, WM, WN, STAGES, ALIGN), simt, simt, in, TCG_##order_, BM, BN, BK, \
+         STAGES),                                                                                                \
+     NO_CLUSTER,                                                                                                 \
+     .ptx_image = TCG_IMAGE_simt_##in,                                                                           \
+     .warps_m = WM,                                                                                              \
+     .warps_n = WN,                                                                                              \
+     .align_bytes = ALIGN,                                                                                       \
+     .threads = TCG_SIMT_THREADS(WM, WN),                                                                        \
      .smem_bytes = TCG_SIMT_SMEM(BM, BN, BK, STAGES)},
-#define TCG_MMA(in, order_, BM, BN, BK, WM, WN, STAGES, ALIGN, PTX)                                               \
-    {ROW(TCG_MMA_NAME(in, order_, BM, BN, BK, WM, WN, STAGES, ALIGN), mma, in, TCG_##order_, BM, BN, BK, STAGES), \
-     NO_CLUSTER,                                                                                                  \
-     .ptx_image = PTX_IMAGE_##PTX(in),                                                                            \
-     .warps_m = WM,                                                                                               \
-     .warps_n = WN,                                                                                               \
-     .align_bytes = ALIGN,                                                                                        \
-     .threads = TCG_MMA_THREADS(WM, WN),                                                                          \
+#define TCG_MMA(in, order_, BM, BN, BK, WM, WN, STAGES, ALIGN, PTX)                                           \
+    {ROW(TCG_MMA_NAME(in, order_, BM, BN, BK, WM, WN, STAGES, ALIGN), mma, mma, in, TCG_##order_, BM, BN, BK, \
+         STAGES),                                                                                             \
+     NO_CLUSTER,                                                                                              \
+     .ptx_image = PTX_IMAGE_##PTX(in),                                                                        \
+     .warps_m = WM,                                                                                           \
+     .warps_n = WN,                                                                                           \
+     .align_bytes = ALIGN,                                                                                    \
+     .threads = TCG_MMA_THREADS(WM, WN),                                                                      \
      .smem_bytes = TCG_MMA_SMEM(BM, BN, BK, STAGES, ALIGN, TCG_##order_)},
+#define TCG_MMA_SHIFT(in, order_, BM, BN, BK, WARPS, STAGES)                                                      \
+    {ROW(TCG_MMA_SHIFT_NAME(in, order_, BM, BN, BK, WARPS, STAGES), mma_shift, mma, in, TCG_##order_, BM, BN, BK, \
+         STAGES),                                                                                                 \
+     NO_CLUSTER,                                                                                                  \
+     .ptx_image = -1,                                                                                             \
+     .warps_m = WARPS,                                                                                            \
+     .warps_n = 1,                                                                                                \
+     .align_bytes = 2,                                                                                            \
+     .shifted = true,                                                                                             \
+     .threads = TCG_MMA_SHIFT_THREADS(WARPS),                                                                     \
+     .smem_bytes = TCG_MMA_SHIFT_SMEM(BM, BN, BK, STAGES)},
 #define TCG_WMMA_NAIVE(...) WARPS_ROW(TCG_WMMA_NAIVE, sm80, wmma_naive, __VA_ARGS__)
 #define TCG_WMMA(...) WARPS_ROW(TCG_WMMA, sm80, wmma, __VA_ARGS__)
 #define TCG_MMA_NAIVE(...) WARPS_ROW(TCG_MMA_NAIVE, sm80, mma_naive, __VA_ARGS__)
 #define TCG_TMA_MMA(...) WARPS_ROW(TCG_TMA_MMA, sm90, tma_mma, __VA_ARGS__)
-#define TCG_WGMMA(in, order_, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK, C_BOXES)                                \
-    {ROW(TCG_WGMMA_NAME(in, order_, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK), wgmma, in, TCG_##order_, BM, BN, \
-         BK, STAGES),                                                                                                \
-     .ptx_image = -1,                                                                                                \
-     .cluster_m = CM,                                                                                                \
-     .cluster_n = CN,                                                                                                \
-     .cluster_k = CK,                                                                                                \
-     .pingpong = PINGPONG_##SCHEDULE,                                                                                \
-     .align_bytes = 16,                                                                                              \
-     .threads = TCG_WGMMA_THREADS(WGS),                                                                              \
+#define TCG_WGMMA(in, order_, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK, C_BOXES)                               \
+    {ROW(TCG_WGMMA_NAME(in, order_, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK), wgmma, wgmma, in, TCG_##order_, \
+         BM, BN, BK, STAGES),                                                                                       \
+     .ptx_image = -1,                                                                                               \
+     .cluster_m = CM,                                                                                               \
+     .cluster_n = CN,                                                                                               \
+     .cluster_k = CK,                                                                                               \
+     .pingpong = PINGPONG_##SCHEDULE,                                                                               \
+     .align_bytes = 16,                                                                                             \
+     .threads = TCG_WGMMA_THREADS(WGS),                                                                             \
      .smem_bytes = TCG_WGMMA_SMEM(BM, BN, BK, STAGES, WGS, CK, C_BOXES, TCG_##order_ & 1)},
 #include "../../kernels/table.def"
 };

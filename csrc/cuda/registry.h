@@ -8,6 +8,7 @@
 enum {
 #define TCG_SIMT(...) +1
 #define TCG_MMA(...) +1
+#define TCG_MMA_SHIFT(...) +1
 #define TCG_WMMA_NAIVE(...) +1
 #define TCG_WMMA(...) +1
 #define TCG_MMA_NAIVE(...) +1

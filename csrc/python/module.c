@@ -21,6 +21,7 @@ PyDoc_STRVAR(kernels_doc,
              "cluster      blocks of a cluster along (M, N, K)\n"
              "warps        (M, N) of a block, or None\n"
              "align_bytes  what every line start of a and b must be a multiple of\n"
+             "in_order     K runs through one accumulator in order, as batch_invariant asks\n"
              "threads      of a block\n"
              "smem_bytes   dynamic shared memory of a block\n"
              "arch         the targets it was built for, e.g. \"80 90 120\"; \"\" when the build left it out");
@@ -35,11 +36,12 @@ static PyObject *py_kernels(PyObject *module, PyObject *unused) {
                                                 : Py_BuildValue("(ss)", tcg_dtype_names[k->in_dtype], "float32");
         PyObject *warps = k->warps_m ? Py_BuildValue("(ii)", k->warps_m, k->warps_n) : Py_NewRef(Py_None);
         PyObject *one = Py_BuildValue(
-            "{s:s,s:s,s:s,s:N,s:z,s:(iii),s:i,s:(iii),s:N,s:i,s:i,s:i,s:s}", "name", k->name, "family",
+            "{s:s,s:s,s:s,s:N,s:z,s:(iii),s:i,s:(iii),s:N,s:i,s:O,s:i,s:i,s:s}", "name", k->name, "family",
             tcg_families[k->family].name, "in_dtype", tcg_dtype_names[k->in_dtype], "out_dtype", outs, "order",
             k->order < 0 ? NULL : tcg_order_names[k->order], "tile", k->block_m, k->block_n, k->block_k, "stages",
             k->stages, "cluster", k->cluster_m, k->cluster_n, k->cluster_k, "warps", warps, "align_bytes",
-            k->align_bytes, "threads", k->threads, "smem_bytes", k->smem_bytes, "arch", tcg_image_archs(k->image));
+            k->align_bytes, "in_order", tcg_k_in_order(k) ? Py_True : Py_False, "threads", k->threads, "smem_bytes",
+            k->smem_bytes, "arch", tcg_image_archs(k->image));
         if (!one || PyList_Append(list, one))
             Py_CLEAR(list);
         Py_XDECREF(one);
