@@ -182,6 +182,7 @@ typedef struct tcg_reduce_args {
 #define TCG_COPY_THREADS_LOG2 8
 #define TCG_COPY_THREADS (1 << TCG_COPY_THREADS_LOG2)
 #define TCG_COPY_BLOCKS 4 /* that fit an SM */
+#define TCG_COPY_TURN 64  /* rows and columns of a tile, where contiguous source columns are turned */
 #define TCG_COPY_DEPTH 2  /* pieces of 16 bytes that a thread has on the way at once */
 #define TCG_REDUCE_THREADS_LOG2 8
 #define TCG_REDUCE_THREADS (1 << TCG_REDUCE_THREADS_LOG2)

@@ -167,7 +167,7 @@ template <class T> static __device__ __forceinline__ void copy_elements(const tc
     }
 }
 
-enum { TURN = 64 }; /* copy_transposed: rows and columns of a tile */
+enum { TURN = TCG_COPY_TURN };
 
 /* Contiguous source columns: square tiles turned in shared memory, so that both sides run along memory. `patch`: TURN rows
  * of an odd number of words. */

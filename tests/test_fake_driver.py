@@ -192,6 +192,21 @@ def test_boxes_are_swizzled_over_their_width(run_fake):
     """)
 
 
+def test_small_copies_have_a_block_a_tile(run_fake):
+    """Two rows stored as columns, beside a large operand that is copied too: 13 us in three blocks, one after the other."""
+    run_fake("""
+        row = next(r["name"] for r in tcgemm.kernels() if r["family"] == "wgmma" and r["in_dtype"] == "bfloat16"
+                   and r["order"] == "nt" and r["tile"][:2] == (64, 64) and r["cluster"] == (1, 1, 1))
+        for k, pad in ((2560, 0), (2560, 1)):
+            fake.reset()
+            a = fake.Operand("bfloat16", ref.packed((2, k), order=(1, 0)), rng.integers(-2, 3, (2, k)))
+            b = fake.Operand("bfloat16", ref.packed((k, 256), order=(1, 0), pads={0: pad}), rng.integers(-2, 3, (k, 256)))
+            fake.check(tcgemm.matmul(a.capsule(), b.capsule(), kernel=row + ":direct"), a, b)
+            (copy,) = [launch for launch in fake.launches() if "copy" in launch.name]
+            assert copy.grid[0] >= k // 64, (pad, copy.grid[0])
+    """)
+
+
 def test_tensor_maps_are_kept(run_fake):
     """Encoded once for operands that come back, anew for others and in another thread, and not kept where that failed."""
     run_fake("""
@@ -594,7 +609,8 @@ def test_every_driver_call_fails_in_turn(run_fake, kernel):
                     assert isinstance(raised, tcgemm.CudaError) and raised.code == 719, repr(raised)
                 raised = None
             else:
-                assert symbol in quiet or launched, f"{symbol} number {nth} failed unseen"
+                called = fake.symbols().count(symbol) >= nth  # tensor maps of the same addresses are kept
+                assert symbol in quiet or launched or not called, f"{symbol} number {nth} failed unseen"
                 fake.check(result, odd, b)
                 result = None
             gc.collect()

@@ -8,8 +8,8 @@
  * remains. */
 enum { REDUCE_ELEMS = 4, REDUCE_BLOCKS_MAX = 16 };
 
-/* tcg_copy: rounds of resident blocks where the grid stops to grow. */
-enum { COPY_ROUNDS = 4 };
+/* tcg_copy: rounds of resident blocks where the grid stops to grow, and the least part of them for an operand. */
+enum { COPY_ROUNDS = 4, COPY_LEAST = 8 };
 
 /* One operand's part of the copy but for its blocks. Returns its pieces of 16 bytes; 0 where nothing is copied. */
 static int64_t copy_job(const tcg_plan *plan, bool is_b, char *workspace, tcg_copy_job *job) {
@@ -28,6 +28,13 @@ static int64_t copy_job(const tcg_plan *plan, bool is_b, char *workspace, tcg_co
             job->batch[job->batch_ndim++] = (tcg_batch_dim){.size = dim->size, .a = copy->src_batch[d]};
     }
     return (int64_t)(copy->bytes / 16);
+}
+
+/* Blocks beyond these would have nothing to do. */
+static int64_t copy_blocks_most(const tcg_copy_job *job, int64_t pieces) {
+    if (job->src_row == 1 && job->src_col != 1)
+        return tcg_div_up(job->rows, TCG_COPY_TURN) * tcg_div_up(job->dst_row, TCG_COPY_TURN) * job->batches;
+    return tcg_div_up(pieces, TCG_COPY_THREADS);
 }
 
 static void walk_by_pieces(tcg_copy_job *job, int elem_bytes) {
@@ -57,8 +64,10 @@ static int launch_copies(const tcg_scope *scope, int ordinal, const tcg_plan *pl
                         : busy < most   ? busy
                                         : most;
     for (int i = 0; i < 2; i++) {
-        int64_t share = (int64_t)(room * ((double)pieces[i] / all));
-        args.job[i].blocks = (uint32_t)tcg_smaller(tcg_div_up(pieces[i], TCG_COPY_THREADS), share > 0 ? share : 1);
+        const int64_t share = (int64_t)(room * ((double)pieces[i] / all)), least = (int64_t)resident / COPY_LEAST;
+        args.job[i].blocks = pieces[i] ? (uint32_t)tcg_smaller(copy_blocks_most(&args.job[i], pieces[i]),
+                                                               share > least ? share : least)
+                                       : 0;
         walk_by_pieces(&args.job[i], args.elem_bytes);
     }
     tcg_launch launch = {.slot = TCG_SLOT_COPY,

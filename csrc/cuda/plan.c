@@ -19,27 +19,26 @@ static const tcg_chip chips[] = {
 #define INGEST_BYTES 71.1  /* what an SM takes in by TMA a clock */
 #define STRADDLE 2.08      /* requests that a box line makes which starts within a sector of the L2 cache */
 #define SECTOR_BYTES 32    /* of the L2 cache */
-#define BOX_CYCLES 68.2    /* the least a TMA box takes, however short */
+#define BOX_CYCLES 65.4    /* the least a TMA box takes, however short */
 #define NARROW 32          /* BLOCK_N up to which a k-block has little arithmetic, */
 #define KBLOCK_CYCLES 60.0 /* and then takes so much longer than its boxes */
-#define PART_BOX 1.06      /* time of the arithmetic where a box of B is not all used */
+#define PART_BOX 1.166     /* time of the arithmetic where a box of B is not all used */
 #define WGMMA_START_CYCLES \
     2952.0 /* from one kernel to the next in a stream, up to a block's first data, and its last to the end */
-#define EARLY_CYCLES 600.0  /* less where it sets itself up meanwhile: the device has room for both */
+#define EARLY_CYCLES 660.0  /* less where it sets itself up meanwhile: the device has room for both */
 #define START_CYCLES 1600.0 /* the same without BLOCK_CYCLES, for blocks that load by themselves */
-#define BOTH 0.20           /* arithmetic and memory in balance take so much longer than one of them */
+#define BOTH 0.19           /* arithmetic and memory in balance take so much longer than one of them */
 #define HOT 0.15            /* the tensor cores' slow-down at the power limit, reached by HOT_CYCLES */
 #define HOT_CYCLES 350000.0
 #define PINGPONG_HIDES 0.31 /* of a tile's start and end, while the other warpgroup computes */
 #define SPLIT_SHARED \
-    0.61               /* of memory's time: clusters that split K lose so much where several read the same weights */
+    0.63               /* of memory's time: clusters that split K lose so much where several read the same weights */
 #define SIMT_BOTH 0.34 /* FFMAs and the reads for them: of the shorter time, what the longer one does not hide */
 #define SIMT_BOTH_MANY 0.24    /* the same with more than 8 warps an SM */
 #define SIMT_READS 0.9         /* of their time by SMEM_BYTES */
 #define SIMT_ANY 1.05          /* time of a kernel of no order, against the others */
 #define SMEM_BYTES 128.0       /* shared memory: bytes a clock an SM */
 #define MEMORY_LATENCY 800.0   /* clocks from a load's issue to its data */
-#define LAUNCH_CYCLES 3000.0   /* one more kernel in the stream */
 #define COPY_CYCLES 4500.0     /* tcg_copy's own start and end, of one operand or both */
 #define BLOCK_CYCLES 2200.0    /* a block's start, pipeline fill and end */
 #define COPY_SHARE 0.8         /* of memory bandwidth that tcg_copy reaches along rows */
@@ -55,7 +54,7 @@ static const tcg_chip chips[] = {
 #define SHIFT_START 1500.0 /* for the k-blocks in which lines begin and end */
 #define NEXT_TILE_CYCLES 736.0 /* from one tile of a block to its next one, at least */
 #define FP32_BYTES 28.0        /* of fp32 results a clock, through shared memory */
-#define REDUCE_CYCLES 1500.0   /* tcg_reduce's own start and end */
+#define REDUCE_CYCLES 3500.0   /* tcg_reduce: one more kernel in the stream */
 #define SPLIT_CYCLES 10.0      /* tcg_reduce: one more partial sum to add */
 #define CACHED 0.8             /* time to move a byte that stays in the L2 cache, against memory */
 #define SCATTER 4.0            /* element-wise stores against full lines */
@@ -696,7 +695,7 @@ static void consider(const struct job *job, const tcg_plan_view *view, bool may_
         if (splits > 1) {
             double partials = job->c_elems * 4 * splits;
             double reduce = 2 * partials + job->c_elems * job->out_bytes * (c.scattered ? SCATTER : 1);
-            total += LAUNCH_CYCLES + REDUCE_CYCLES + SPLIT_CYCLES * splits +
+            total += REDUCE_CYCLES + SPLIT_CYCLES * splits +
                      reduce * view->per_dram_byte * (2 * partials < view->l2_bytes ? CACHED : 1);
         }
         if (!best->row || total < best->cycles) {
