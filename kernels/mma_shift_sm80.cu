@@ -93,6 +93,7 @@ template <class In, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARPS, int STAGES
     static constexpr int B_COUNT = (BLOCK_N * B_WORDS + THREADS - 1) / THREADS; /* words that a thread cuts out */
     static constexpr int TILES_N = BLOCK_N / 8;
     static_assert(B_WORDS % 2 == 1, "see above");
+    static_assert(B_COUNT <= 8 && RAW_COUNT <= 32, "a thread's words fit the bits of copies");
 
     /* Shared memory: STAGES tiles of A, as many of B's lines, two of B. */
     static constexpr int RAW = STAGES * A_BYTES;

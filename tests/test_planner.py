@@ -91,7 +91,9 @@ def test_a_million_random_problems_on_random_devices(seed):
     assert not _core._plan_fuzz(250_000, seed)
 
 
-@pytest.mark.parametrize(("count", "seed"), [(20_000, 1295), (20_000, 1729), (20_000, 1754), (100_000, 1014)])
+@pytest.mark.parametrize(
+    ("count", "seed"), [(20_000, 1295), (20_000, 1729), (20_000, 1754), (100_000, 1014), (250_000, 500_266)]
+)
 def test_random_problems_that_once_failed(count, seed):
     """Copies of thin lines, each padded: more than 2^63 bytes."""
     assert not _core._plan_fuzz(count, seed)
@@ -207,22 +209,45 @@ def test_a_copy_of_thin_lines_is_not_padded_to_many_times_its_size(cc, order):
         (3, 3, 10**7, {"a": (A, 1, 3), "b": (B, 3, 1)}),  # x.T @ x
         (10**7, 3, 3, {"a": (A, 3, 1)}),
         (10**7, 1, 3, {"a": (A, 6, 2)}),
+        (7, 1, 10**8, {"b": (B, -8, 0)}),  # aligned, and no tensor map takes it
+        (7, 1, 10**8, {"b": (B, 0, 0)}),
+        (2, 1, 10**7, {"a": (A, 3, 7), "b": (B, -8, 0)}),
     ):
-        found = plan(m, n, k, order, where=device(cc), **operands)
-        packed = 2 * k * (m + n) + 64 * 4 * m * n
-        assert found["workspace_bytes"] <= 1.1 * packed + 4096, (m, n, k, found["kernel"])
+        for invariant in (False, True):
+            found = plan(m, n, k, order, where=device(cc), batch_invariant=invariant, **operands)
+            packed = 2 * k * (m + n) + 64 * 4 * m * n
+            assert found["workspace_bytes"] <= 1.1 * packed + 4096, (m, n, k, found["kernel"])
 
 
-@needs_90
-def test_few_rows_of_any_alignment_shift_the_few_and_keep_the_order_of_k_where_that_is_asked():
-    for m, n, k in ((8, 28671, 4097), (1, 50257, 769), (16, 4098, 4098), (20, 30001, 1001), (2, 8193, 8193)):
-        found, swapped = plan(m, n, k), plan(n, m, k)
+@pytest.mark.parametrize("cc", CCS)
+def test_few_rows_of_any_alignment_shift_the_few_and_keep_the_order_of_k_where_that_is_asked(cc):
+    where = device(cc, *((80, 99) if cc in (86, 89, 120) else (132, 163)))
+    if not has_code(cc) or not any(ROWS[name]["arch"] for name in ROWS if "mma_shift" in name) or cc == 100:
+        pytest.skip(f"built without code for {cc}")
+    shapes = [(8, 28671, 4097), (1, 50257, 769), (16, 4098, 4098), (20, 30001, 1001), (2, 8193, 8193)]
+    if cc not in (80, 90):
+        shapes.remove((16, 4098, 4098))  # memory bounds either row there
+    for m, n, k in shapes:
+        found, swapped = plan(m, n, k, where=where), plan(n, m, k, where=where)
         for one in (found, swapped):
             assert "mma_shift" in one["kernel"] and not one["copies"], (m, n, k)
             assert ROWS[one["kernel"]]["in_order"] is False
         assert found["swap"] and not swapped["swap"]
-        invariant = plan(m, n, k, batch_invariant=True)
+        invariant = plan(m, n, k, where=where, batch_invariant=True)
         assert ROWS[invariant["kernel"]]["in_order"] is True and invariant["splits"] == 1
+
+
+@needs_90
+def test_few_lines_that_lie_across_are_copied_and_not_the_many():
+    """x @ w with 8 columns, or 16 a line of which one is taken: aligned, but x is not."""
+    for m, n, k, b in ((4096, 8, 4097, (B, 8, 1)), (8192, 32, 8193, (B, 32, 1)), (9326, 1, 18043, (B, 16, 1))):
+        for where in (device(), device(80, 108, 163)):
+            found = plan(m, n, k, b=b, where=where)
+            assert "mma_shift" in found["kernel"] and [c["operand"] for c in found["copies"]] == ["b"], (m, n, k)
+
+
+@needs_90
+def test_rows_out_of_order_are_not_batch_invariant():
     shift = next(name for name in ROWS if "mma_shift_sm80_bf16" in name)
     with pytest.raises(RuntimeError, match="counts K from the start of a word, which batch_invariant=True excludes"):
         plan(8, 28671, 4097, kernel=shift, batch_invariant=True)

@@ -69,6 +69,8 @@ static const tcg_chip chips[] = {
 #define PARTIALS_BYTES_MAX (128.0 * 1024 * 1024)
 #define RASTER_ROWS_MAX 16                /* rows of tiles to a group */
 #define WRITES 4.0                        /* C's bytes over its operands' from which writing them decides */
+#define SHIFT_LINES 32                    /* of B, that rows which shift it take */
+#define THIN_BYTES 8192.0                 /* that a copy's padding has to have, for other lines to be tried */
 #define SKINNY 64                         /* up to here the swapped product may fit the tiles better */
 #define AXIS_MAX ((int64_t)1 << 48)       /* of an axis: larger cannot be memory, and keeps all sums below 2^63 */
 #define ALIGN_BYTES 256                   /* of the workspace's parts */
@@ -382,6 +384,37 @@ static bool fold_axis(struct job *job, const tcg_batch_dim *dim, int s) {
     return true;
 }
 
+/* Elements of a line of a copy. */
+static int64_t copy_row_elems(const struct job *job, int64_t cols) {
+    const int64_t whole = COPY_ROW_BYTES / job->elem_bytes;
+    return tcg_div_up(cols, whole) * whole;
+}
+
+/* k_major: how a copy of the operand is written. */
+static double copy_bytes(const struct job *job, const struct operand *side, bool k_major) {
+    return (double)side->entries * (double)(k_major ? side->size : job->k) *
+           (double)copy_row_elems(job, k_major ? job->k : side->size) * job->elem_bytes;
+}
+
+/* Whether a tensor map describes the operand as it lies, in lines along k or along its own axis. */
+static bool tma_describes(const struct job *job, const struct operand *side, bool k_major) {
+    int64_t lines = k_major ? side->size : job->k, length = k_major ? job->k : side->size;
+    int64_t stride = k_major ? side->stride : side->k_stride;
+    if (lines > 1 && (stride < length || stride >= TMA_STRIDE_MAX))
+        return false;
+    return !job->batch_ndim || (side->batch[0] >= 0 && side->batch[0] < TMA_STRIDE_MAX);
+}
+
+/* Of the lines that it is read along. */
+static int own_align(const struct operand *side) { return side->k_major ? side->align_k : side->align_own; }
+
+/* Whether side s is few lines against many that begin anywhere along k: what the rows that shift B are for. */
+static bool few_lines(const struct job *job, int s) {
+    const struct operand *few = &job->side[s], *many = &job->side[!s];
+    return few->size <= SHIFT_LINES && few->size < many->size && many->k_major && many->align_k > 0 &&
+           many->align_k < ROW_ALIGN_BYTES && job->elem_bytes == 2;
+}
+
 static int describe(const tcg_problem *problem, struct job *job, tcg_error *err) {
     job->m = problem->m;
     job->n = problem->n;
@@ -460,9 +493,13 @@ static int describe(const tcg_problem *problem, struct job *job, tcg_error *err)
             along_own = side->stride < 0 ? -along_own : along_own;
             side->k_major = along_own == 0 || (along_k != 0 && along_k <= along_own);
         }
-        side->thin = (side->k_major ? side->align_k : side->align_own) < ROW_ALIGN_BYTES &&
-                     (side->k_major ? job->k : side->size) < COPY_ROW_BYTES / job->elem_bytes;
+        side->thin = (own_align(side) < ROW_ALIGN_BYTES || !tma_describes(job, side, side->k_major)) &&
+                     (side->k_major ? job->k : side->size) < COPY_ROW_BYTES / job->elem_bytes &&
+                     copy_bytes(job, side, side->k_major) - side->bytes > THIN_BYTES;
     }
+    for (int s = 0; s < 2 && job->k > 0; s++) /* a small copy may save a large one */
+        if (few_lines(job, s) && !job->side[s].k_major)
+            job->side[s].thin = true;
     return 0;
 }
 
@@ -566,18 +603,7 @@ static bool straddles(const struct operand *side, bool k_major) {
     return (((uint64_t)(k_major ? side->stride : side->k_stride) * 2) | (uintptr_t)side->data) % SECTOR_BYTES != 0;
 }
 
-/* Elements of a line of a copy. */
-static int64_t copy_row_elems(const struct job *job, int64_t cols) {
-    const int64_t whole = COPY_ROW_BYTES / job->elem_bytes;
-    return tcg_div_up(cols, whole) * whole;
-}
-
-/* k_major: how a copy of the operand is written. */
-static double copy_bytes(const struct job *job, const struct operand *side, bool k_major) {
-    return (double)side->entries * (double)(k_major ? side->size : job->k) *
-           (double)copy_row_elems(job, k_major ? job->k : side->size) * job->elem_bytes;
-}
-
+/* k_major: as for copy_bytes. */
 static double copy_share(const struct operand *side, bool k_major) {
     return (k_major ? side->k_stride : side->stride) == 1 ? COPY_SHARE : COPY_TURNED_SHARE;
 }
@@ -724,15 +750,6 @@ static const char *tma_refuses(const struct job *job, const tcg_kernel *kernel) 
     return NULL;
 }
 
-/* Whether a tensor map describes the operand as it lies, in lines along k or along its own axis. */
-static bool tma_describes(const struct job *job, const struct operand *side, bool k_major) {
-    int64_t lines = k_major ? side->size : job->k, length = k_major ? job->k : side->size;
-    int64_t stride = k_major ? side->stride : side->k_stride;
-    if (lines > 1 && (stride < length || stride >= TMA_STRIDE_MAX))
-        return false;
-    return !job->batch_ndim || (side->batch[0] >= 0 && side->batch[0] < TMA_STRIDE_MAX);
-}
-
 /* Fits the row to the job: the directions its order names, copies where an operand is not so or not so aligned. */
 static void consider_row(const struct job *job, const tcg_plan_view *view, const tcg_candidate *row, bool swap,
                          bool may_split, struct choice *best) {
@@ -839,10 +856,10 @@ static void choose(const struct job *job, const tcg_plan_view *view, const tcg_o
     if (best->row)
         return;
     /* Stores run along the axis of C that has unit stride: either axis with TMA, so both ways round are estimated, else
-     * rows, and the other way is estimated where a short side would lie along the long one of the tiles. */
+     * rows, and the other way is estimated where a short side would lie along the long one of the tiles, or is few lines. */
     bool swap = job->c_stride[1] != 1 && job->c_stride[0] == 1;
     int64_t side = job->side[!swap].size, other = job->side[swap].size;
-    bool both = view->tma || (side <= SKINNY && side < other);
+    bool both = view->tma || (side <= SKINNY && side < other) || few_lines(job, swap);
     for (int i = 0; i <= both; i++, swap = !swap)
         consider_orders(job, view, options, swap, best);
     /* A build or a device without the wanted order: copies make any other do. */
@@ -1130,8 +1147,10 @@ static const char *explain(const struct job *job, const struct choice *choice, c
         return "an operand without a unit stride is copied first";
     if (choice->copy[0] || choice->copy[1])
         return "unaligned rows: a padded copy costs less than narrow loads";
+    if (kernel->shifted)
+        return "unaligned rows: taken as they lie, and the few of the other operand shifted to match";
     if (kernel->align_bytes < ROW_ALIGN_BYTES)
-        return "unaligned rows: narrow loads cost less than a padded copy";
+        return "unaligned rows: cut out of the words that they lie in, which costs less than a padded copy";
     if (plan->splits > 1)
         return "few tiles and a long K: split over K, fp32 partial sums added in order";
     if (kernel->block_m <= 16)

@@ -365,7 +365,9 @@ static bool may_refuse(const tcg_problem *problem, const tcg_device_props *devic
                     largest = (long double)problem->m + problem->n + problem->k;
         for (int i = 0; i < problem->batch_ndim; i++)
             work *= problem->batch[i].size;
-        return work * problem->k >= 0x1p58L || work >= 0x1p48L || largest >= 0x1p48L;
+        /* A kernel that was asked for may pad lines of one element to 64. */
+        return work * problem->k >= (options->kernel >= 0 ? 0x1p52L : 0x1p58L) || work >= 0x1p48L ||
+               largest >= 0x1p48L;
     }
     if (err->kind != TCG_ERR_UNSUPPORTED)
         return false;
