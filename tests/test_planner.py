@@ -222,11 +222,12 @@ def test_a_copy_of_thin_lines_is_not_padded_to_many_times_its_size(cc, order):
 @pytest.mark.parametrize("cc", CCS)
 def test_few_rows_of_any_alignment_shift_the_few_and_keep_the_order_of_k_where_that_is_asked(cc):
     where = device(cc, *((80, 99) if cc in (86, 89, 120) else (132, 163)))
-    if not has_code(cc) or not any(ROWS[name]["arch"] for name in ROWS if "mma_shift" in name) or cc == 100:
+    shift = next(row for name, row in ROWS.items() if "mma_shift_sm80_bf16" in name)
+    if str(cc // 10 * 10) not in shift["arch"].split():  # there is no PTX of it
         pytest.skip(f"built without code for {cc}")
     shapes = [(8, 28671, 4097), (1, 50257, 769), (16, 4098, 4098), (20, 30001, 1001), (2, 8193, 8193)]
-    if cc not in (80, 90):
-        shapes.remove((16, 4098, 4098))  # memory bounds either row there
+    if cc not in (80, 90):  # the rows for more than 8 lines need more shared memory
+        shapes = [shape for shape in shapes if shape[0] <= 8]
     for m, n, k in shapes:
         found, swapped = plan(m, n, k, where=where), plan(n, m, k, where=where)
         for one in (found, swapped):
