@@ -456,8 +456,10 @@ def test_attributes_once_a_kernel_and_device(run_fake):
                 lib.fake_set_execute(1)
         attributes = fake.calls("cuKernelSetAttribute")
         assert attributes and len(set(attributes)) == len(attributes), attributes
-        kernels = {l.name for l in fake.launches() if l.smem_bytes}
-        assert len(attributes) == 3 * len(kernels), (attributes, kernels)
+        # Which kernel it is may depend on where the operands happen to lie.
+        launched = {(l.name, l.device) for l in fake.launches() if l.smem_bytes}
+        assert len({device for _, device in launched}) == 3
+        assert len(attributes) == len(launched), (attributes, launched)
         assert len(fake.calls("cuLibraryGetKernel")) == len({l.name for l in fake.launches()})
         assert len(fake.calls("cuLibraryLoadData")) <= len(fake.calls("cuLibraryGetKernel"))
         assert len(fake.calls("cuInit")) == 1 and len(fake.calls("cuDevicePrimaryCtxRetain")) == 3
