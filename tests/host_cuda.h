@@ -16,4 +16,9 @@ static inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t bit
     return static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | low) >> (bits & 31));
 }
 
+struct alignas(8) float2 {
+    float x, y;
+};
+static inline float2 make_float2(float x, float y) { return {x, y}; }
+
 #endif

@@ -90,9 +90,6 @@ struct alignas(16) uint4 {
     }
 };
 static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return uint4(x, y, z, w); }
-struct alignas(8) float2 {
-    float x, y;
-};
 struct alignas(16) float4 {
     float x, y, z, w;
     float4() = default;
@@ -116,7 +113,6 @@ static inline float __uint_as_float(uint32_t bits) {
     memcpy(&value, &bits, 4);
     return value;
 }
-static inline float2 make_float2(float x, float y) { return {x, y}; }
 
 /* As much of <mma.h> as wmma.cuh names. */
 struct __half {

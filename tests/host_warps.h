@@ -34,10 +34,6 @@ struct alignas(16) uint4 {
     uint32_t x, y, z, w;
 };
 static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
-struct alignas(8) float2 {
-    float x, y;
-};
-static inline float2 make_float2(float x, float y) { return {x, y}; }
 
 /* What was read of memory outside the words that a test allows: as an address, 0 if nothing. */
 static const char *may_begin[2], *may_end[2];

@@ -4,18 +4,14 @@ model of the banks counts conflicts, and every mma is checked to multiply what t
 import ctypes
 import enum
 import re
-import shlex
-import shutil
 import subprocess
-from pathlib import Path
 
 import numpy as np
+import on_host
 import pytest
+from on_host import CXX, KERNELS
 
-TESTS = Path(__file__).parent
-KERNELS = TESTS.parent / "kernels"
-CXX = next((tool for tool in ("c++", "g++", "clang++") if shutil.which(tool)), None)
-pytestmark = pytest.mark.skipif(CXX is None, reason="no C++ compiler")
+pytestmark = on_host.needs_cxx
 
 SOURCES = {
     "simt": "simt.cu",
@@ -68,58 +64,19 @@ KINDS = [
 Kind = enum.IntEnum("Kind", KINDS, start=0)
 
 
-class Row(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char_p), ("kernel", ctypes.c_void_p)] + [
-        (field, ctypes.c_int) for field in ("order", "block_m", "block_n", "block_k", "threads", "stages")
-    ]
-
-
-def on_host(text, ptx, instead):
-    """A kernel's or header's text, ready for a C++ compiler. ptx: a header of instructions, which become `instead`."""
-    text = re.sub(r"\basm( volatile)?\(", "TCG_ASM(", text)
-    text = re.sub(r"extern __shared__ [^;]*?(\w+)\[\];", r"char *const \1 = host_smem;", text)
-    for function, body in instead.items() if ptx else ():
-        backslash = r"(?:[^{};]|\\\n)*?" if "##" in function else "[^{};]*"
-        text = re.sub(rf"(\b{re.escape(function)}\({backslash}\{{)", lambda m, body=body: f"{m[1]} {body}", text)
-    return text
+Row = on_host.row_struct("order", "block_m", "block_n", "block_k", "threads", "stages")
 
 
 class Host:
-    """The rows of one family, compiled for the host. edits: (pattern, replacement) on every file of kernels/, each of
-    which has to be found somewhere."""
+    """The rows of one family, compiled for the host."""
 
     def __init__(self, family, folder, edits=()):
-        missing = set(edits)
-        for file in [
-            *KERNELS.glob("*.cuh"),
-            *KERNELS.glob("ptx/*.cuh"),
-            KERNELS / "abi.h",
-            KERNELS / SOURCES[family],
-        ]:
-            text = file.read_text()
-            for edit in edits:
-                text, count = re.subn(*edit, text)
-                if count:
-                    missing.discard(edit)
-            copy = folder / file.relative_to(KERNELS)
-            copy.parent.mkdir(exist_ok=True)
-            copy.write_text(on_host(text, file.parent.name == "ptx", INSTEAD))
-        assert not missing
-        table = (KERNELS / "table.def").read_text().splitlines(keepends=True)
-        is_row = re.compile(r"TCG_\w+\((f16|bf16|f32), ")
-        rows = [line for line in table if not is_row.match(line) or re.match(ROWS[family], line)]
-        (folder / "table.def").write_text("".join(rows))
         for header in ("mma.h", "cuda_fp16.h", "cuda_bf16.h"):
             (folder / header).write_text("")
-        (folder / "host.cc").write_text('#include "host_kernels.h"\n')
-        command = f"{CXX} -std=c++17 -O0 -w -shared -fPIC -DTCG_IN_bf16 -I. -I{shlex.quote(str(TESTS))}"
-        command += f" '-DTCG_SOURCE=\"{SOURCES[family]}\"' -o host.so host.cc"
-        built = subprocess.run(shlex.split(command), cwd=folder, capture_output=True, text=True)
-        assert built.returncode == 0, built.stderr
-        self.library = ctypes.CDLL(str(folder / "host.so"))
-        self.library.row_at.restype = ctypes.POINTER(Row)
+        self.library, self.rows = on_host.build_family(
+            folder, "host_kernels.h", "-O0", SOURCES[family], INSTEAD, ROWS[family], Row, edits
+        )
         self.library.access_data.restype = self.library.image_data.restype = ctypes.c_void_p
-        self.rows = [self.library.row_at(index).contents for index in range(self.library.row_count())]
 
     def run(self, index, *, k_blocks=2, f32=False, c_columns=False):
         """Every access of one block, in order by thread; and what copies left in shared memory, as uint16."""
@@ -131,14 +88,7 @@ class Host:
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
-    hosts = {}
-
-    def get(family, *edits):
-        if (family, edits) not in hosts:
-            hosts[family, edits] = Host(family, tmp_path_factory.mktemp(family), edits)
-        return hosts[family, edits]
-
-    return get
+    return on_host.each_once(Host, tmp_path_factory)
 
 
 def by_warp(accesses, kinds):

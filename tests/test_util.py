@@ -3,30 +3,19 @@ alignment read nothing but the operand; sums are the same whoever adds them."""
 
 import ctypes
 import re
-import shlex
-import shutil
-import subprocess
-from pathlib import Path
 
 import numpy as np
+import on_host
 import pytest
+from abi import I16, I32, I64, PTR, U32, Dim, struct
 
-TESTS = Path(__file__).parent
-KERNELS = TESTS.parent / "kernels"
-CXX = next((tool for tool in ("c++", "g++", "clang++") if shutil.which(tool)), None)
-pytestmark = pytest.mark.skipif(CXX is None, reason="no C++ compiler")
+pytestmark = on_host.needs_cxx
 
 THREADS = 256  # of a block
 PARTS = 8  # of a sum
 F32 = 2  # abi.h's code
 
 
-def struct(name, *fields):
-    return type(name, (ctypes.Structure,), {"_fields_": [(n, t) for t, names in fields for n in names.split()]})
-
-
-I16, I32, I64, U32, PTR = (ctypes.c_int16, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint32, ctypes.c_void_p)
-Dim = struct("Dim", (I64, "size a b c"))
 Divisor = struct("Divisor", (U32, "by multiplier shift"))
 Job = struct(
     "Job",
@@ -44,27 +33,11 @@ Reduce = struct(
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
     folder = tmp_path_factory.mktemp("util")
-    (folder / "ptx").mkdir()
-    for name in (
-        "util.cu",
-        "abi.h",
-        "schedule.cuh",
-        "types.cuh",
-        "words.cuh",
-        "ptx/cvt.cuh",
-        "ptx/griddepcontrol.cuh",
-    ):
-        text = re.sub(r"\basm( volatile)?\(", "TCG_ASM(", (KERNELS / name).read_text())
-        if name == "util.cu":
-            for pattern, count in ((r"word\[[01]\]", 2), (r"from\[2 \* i( \+ 1)?\]", 2)):
-                text, found = re.subn(pattern, lambda m: f"load(&{m[0]})", text)
-                assert found == count
-        (folder / name).write_text(text)
-    (folder / "host.cc").write_text('#include "host_util.h"\n')
-    command = f"{CXX} -std=c++17 -O1 -w -shared -fPIC -pthread -I. -I{shlex.quote(str(TESTS))} -o host.so host.cc"
-    built = subprocess.run(shlex.split(command), cwd=folder, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
-    library = ctypes.CDLL(str(folder / "host.so"))
+    loads = {r"word\[[01]\]": 2, r"from\[2 \* i( \+ 1)?\]": 2}
+    source = (on_host.KERNELS / "util.cu").read_text()
+    assert {pattern: len(re.findall(pattern, source)) for pattern in loads} == loads
+    on_host.copy_kernels(folder, "util.cu", {}, [(pattern, r"load(&\g<0>)") for pattern in loads])
+    library = on_host.build(folder, "host_util.h", "-O1 -pthread")
     library.copy.argtypes = [ctypes.POINTER(Copy), ctypes.c_int, PTR, I64, PTR]
     library.reduce.argtypes = [ctypes.POINTER(Reduce), ctypes.c_int]
     return library

@@ -2,16 +2,14 @@
 ISA says, and the products are checked against exact ones, as is that nothing outside the operands is read."""
 
 import ctypes
-import re
-import shlex
-import subprocess
 
 import numpy as np
+import on_host
 import pytest
 import reference as ref
-from test_banks import CXX, KERNELS, TESTS, on_host
+from abi import Gemm
 
-pytestmark = pytest.mark.skipif(CXX is None, reason="no C++ compiler")
+pytestmark = on_host.needs_cxx
 
 SOURCES = {"mma": "mma_sm80.cu", "mma_shift": "mma_shift_sm80.cu"}
 ROWS = {"mma": r"TCG_MMA\(bf16, .*, 2, [01]\)", "mma_shift": r"TCG_MMA_SHIFT\(bf16, "}
@@ -23,59 +21,17 @@ INSTEAD = {
     "cvt_rn_bf16_f32": "return host_bf16(value);",
     "cvt_rn_bf16x2_f32": "return host_bf16x2(low, high);",
 }
-NT, MARGIN = 1, 64
 
 
-class Args(ctypes.Structure):
-    """tcg_gemm_args."""
-
-    _fields_ = (
-        [(name, ctypes.c_void_p) for name in ("a", "b", "c")]
-        + [(name, ctypes.c_int64) for name in ("m", "n", "k", "a_row", "a_col", "b_row", "b_col", "c_row", "c_col")]
-        + [(name, ctypes.c_int64) for name in ("c_split", "k_per_split", "tiles_m", "tiles_n", "tiles")]
-        + [
-            (name, ctypes.c_int32)
-            for name in ("splits", "raster_group", "c_dtype", "c_vec_bytes", "batch_ndim", "c_tma")
-        ]
-        + [("batch", ctypes.c_int64 * 24)]
-    )
-
-
-class Row(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char_p), ("kernel", ctypes.c_void_p)] + [
-        (field, ctypes.c_int) for field in ("order", "block_m", "block_n", "block_k", "threads")
-    ]
+Row = on_host.row_struct("order", "block_m", "block_n", "block_k", "threads")
 
 
 class Host:
     def __init__(self, family, folder, edits=()):
-        for file in [
-            *KERNELS.glob("*.cuh"),
-            *KERNELS.glob("ptx/*.cuh"),
-            KERNELS / "abi.h",
-            KERNELS / SOURCES[family],
-        ]:
-            text = file.read_text()
-            for pattern, instead in edits if file.name == SOURCES[family] else ():
-                text, count = re.subn(pattern, instead, text)
-                assert count, pattern
-            copy = folder / file.relative_to(KERNELS)
-            copy.parent.mkdir(exist_ok=True)
-            copy.write_text(on_host(text, file.parent.name == "ptx", INSTEAD))
-        table = (KERNELS / "table.def").read_text().splitlines(keepends=True)
-        is_row = re.compile(r"TCG_\w+\((f16|bf16|f32), ")
-        (folder / "table.def").write_text(
-            "".join(line for line in table if not is_row.match(line) or re.match(ROWS[family], line))
+        self.library, self.rows = on_host.build_family(
+            folder, "host_warps.h", "-O1 -pthread", SOURCES[family], INSTEAD, ROWS[family], Row, edits
         )
-        command = f"{CXX} -std=c++17 -O1 -w -shared -fPIC -pthread -DTCG_IN_bf16 -I. -I{shlex.quote(str(TESTS))}"
-        command += f" '-DTCG_SOURCE=\"{SOURCES[family]}\"' -o host.so host.cc"
-        (folder / "host.cc").write_text('#include "host_warps.h"\n')
-        built = subprocess.run(shlex.split(command), cwd=folder, capture_output=True, text=True)
-        assert built.returncode == 0, built.stderr
-        self.library = ctypes.CDLL(str(folder / "host.so"))
-        self.library.row_at.restype = ctypes.POINTER(Row)
         self.library.run.restype = ctypes.c_size_t
-        self.rows = [self.library.row_at(index).contents for index in range(self.library.row_count())]
 
     def product(
         self, rng, index, m, n, k, *, pads=(0, 0), shifts=(0, 0), flips=(False, False), splits=1, c_columns=False
@@ -88,12 +44,11 @@ class Host:
         for side, size in enumerate((m, n)):
             shape = (size, k) if k_major[side] else (k, size)
             line = max(shape[1], 1) + pads[side]
-            first, step = MARGIN + shifts[side], line
+            first, step = ref.MARGIN + shifts[side], line
             if flips[side]:
                 first, step = first + (shape[0] - 1) * line, -line
-            memory = np.full(2 * MARGIN + 16 + shape[0] * line, ref.POISON["bfloat16"], np.uint16)
+            memory = np.full(2 * ref.MARGIN + 24 + shape[0] * line, ref.POISON["bfloat16"], np.uint16)
             memory[::3] = 0x7F80  # Inf
-            memory = np.frombuffer(memory.tobytes() + bytes(16), np.uint16).copy()
             skip = -memory.ctypes.data % 16 // 2
             where = skip + first + np.arange(shape[0])[:, None] * step + np.arange(shape[1])
             value = ref.integers(rng, shape)
@@ -109,7 +64,7 @@ class Host:
             values.append(value if k_major[side] else value.T)
         c = np.full((n, m + 3) if c_columns else (m, n + 3), ref.POISON["bfloat16"], np.uint16)
         partials = np.full((splits, m, n), np.nan, np.float32)
-        args = Args(a=addresses[0], b=addresses[1], m=m, n=n, k=k, splits=splits, raster_group=2, c_vec_bytes=2)
+        args = Gemm(a=addresses[0], b=addresses[1], m=m, n=n, k=k, splits=splits, raster_group=2, c_vec_bytes=2)
         args.a_row, args.a_col = strides[0] if k_major[0] else strides[0][::-1]
         args.b_col, args.b_row = strides[1] if k_major[1] else strides[1][::-1]
         args.c, args.c_row, args.c_col, args.c_dtype = c.ctypes.data, *((1, m + 3) if c_columns else (n + 3, 1)), 1
@@ -139,15 +94,7 @@ class Host:
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
-    built = {}
-
-    def get(family, *edits):
-        key = family, edits
-        if key not in built:
-            built[key] = Host(family, tmp_path_factory.mktemp(family), edits)
-        return built[key]
-
-    return get
+    return on_host.each_once(Host, tmp_path_factory)
 
 
 def cases(rng, row, count):
