@@ -97,12 +97,13 @@ enum tcg_hand_over {
     TCG_AFTER_PRODUCTS, /* the last main loop has ended */
 };
 
-/* What a stage takes of A or of B. Lines outside a tensor take TMA three times as long as others, so wgmma's last tile,
- * where it reaches beyond the operand, has boxes of its own (K-major: in map a_part or b_part) or fewer of them. */
+/* What a stage takes of A or of B. What of a box is outside a tensor takes TMA up to three times as long as what is inside,
+ * so wgmma's last tile, where it reaches beyond the operand, has boxes of its own, in map a_part or b_part: all of them, or
+ * (MN-major) the last of fewer. The blocks of a cluster share K-major operands' lines. */
 typedef struct tcg_tma_side {
     int32_t bytes;
     int32_t part_bytes; /* of such a last tile; `bytes` where there is none */
-    int16_t part_boxes; /* its boxes (MN-major) */
+    int16_t part_share; /* K-major: lines of it that a block loads; MN-major: boxes that it has */
     int16_t batched;    /* 0 where the operand is broadcast */
 } tcg_tma_side;
 
@@ -134,6 +135,16 @@ typedef struct tcg_tma_args {
     tcg_gemm_args gemm;
 } tcg_tma_args;
 
+/* How an operand is copied. */
+enum tcg_copy_way {
+    TCG_COPY_ELEMENTS, /* one by one, whatever the strides */
+    TCG_COPY_TURNED,   /* source columns are contiguous: tiles of TCG_COPY_TURN rows and columns, turned */
+    /* Source rows are contiguous, there is one batch axis at most, and dst is written in pieces of 16 bytes: thread i of
+     * the job's writes i, i + step, ..., where step = blocks * TCG_COPY_THREADS is below 2^30, as are a row's pieces and the
+     * rows of all entries. */
+    TCG_COPY_PIECES,
+};
+
 /* One operand that tcg_copy packs: dst[batch][row][col] (packed, col contiguous, dst_row elements a row; dst and all rows
  * start at multiples of 16 bytes) = src[batch][row][col]. Columns cols .. dst_row-1 are written as zero. batch[].a is
  * src's stride. */
@@ -146,10 +157,7 @@ typedef struct tcg_copy_job {
     int64_t batches;
     uint32_t blocks; /* of the grid */
     int32_t batch_ndim;
-    /* 1: source rows are contiguous, there is one batch axis at most, and dst is written in pieces of 16 bytes: thread i
-     * of the job's writes i, i + step, ..., where step = blocks * TCG_COPY_THREADS is below 2^30, as are a row's pieces
-     * and the rows of all entries. */
-    int32_t by_pieces;
+    int32_t way; /* tcg_copy_way; what follows is for TCG_COPY_PIECES */
     int32_t step_entry, step_row, step_piece; /* step as whole entries, rows of the rest, and pieces of the rest */
     tcg_divisor row_pieces, entry_rows;
     tcg_batch_dim batch[TCG_MAX_BATCH_DIMS];
@@ -163,11 +171,13 @@ typedef struct tcg_copy_args {
 } tcg_copy_args;
 
 /* tcg_reduce: C = sum of the fp32 partials in an order that the number of splits alone decides, one rounding. Partials are
- * packed [split][batch][m][n] from a multiple of 16 bytes on; batch[].a is C's stride. */
+ * [split][batch][m] lines of n at multiples of 16 bytes, `partial_row` elements apart; batch[].a is C's stride. */
+#define TCG_PARTIAL_ROW(n) (((n) + 3) / 4 * 4)
 typedef struct tcg_reduce_args {
     const float *partials;
     void *c;
     int64_t m, n;
+    int64_t partial_row; /* TCG_PARTIAL_ROW(n) */
     int64_t batches;
     int64_t c_row, c_col;
     int64_t c_split;

@@ -1,19 +1,19 @@
-/* Family mma, for few rows against many whose lines start at any multiple of two bytes (x @ w.T with an odd K). A is the
- * many rows, and nothing but copied: cp.async takes 16-byte words, so what comes of a line is the words it lies in, from the
- * start of the one it begins in, its first element `shift` bytes into that. A tensor core does not mind, as long as B's
- * lines are shifted alike, and B is small. sm_80 and later.
+/* Family mma, for few rows against many whose lines start at any multiple of two bytes (x @ w.T with an odd K). A is
+ * the many rows, and nothing but copied: cp.async takes 16-byte words, so what comes of a line is the words it lies
+ * in, from the start of the one it begins in, its first element `shift` bytes into that. A tensor core does not mind,
+ * as long as B's lines are shifted alike, and B is small. sm_80 and later.
  *
- *   A's line r begins at (base + r * line_bytes) % 16 bytes into a word: lines that are eight apart, alike. The rows of an
- *   mma are such lines (a class), and B's fragment for them is read from shared memory `shift` bytes earlier: a word, or
- *   two and a funnel shift where the first element is in the middle of one.
+ *   A's line r begins at (base + r * line_bytes) % 16 bytes into a word: lines that are eight apart, alike. The rows
+ *   of an mma are such lines (a class), and B's fragment for them is read from shared memory `shift` bytes earlier: a
+ *   word, or two and a funnel shift where the first element is in the middle of one.
  *
  *   cp.async (A of k-block i + STAGES - 1, B of the next) | cut B's tile of k-block i + 1 out of its words |
  *   ldmatrix A, shifted loads of B, mma (k-block i) -> wait_group -> __syncthreads
  *
- * What it adds to mma's rows for any alignment, which cut every piece of 16 bytes out of two words in shared memory: A takes
- * no instruction more than aligned operands do. What it costs: K is counted from the start of a word, so that sums are
- * made of other sixteens than elsewhere, and their bits differ. What holds it back: 16 bytes a copy, and sectors of the L2
- * cache that two k-blocks share are read for both. */
+ * What it adds to mma's rows for any alignment, which cut every piece of 16 bytes out of two words in shared memory:
+ * A takes no instruction more than aligned operands do. What it costs: K is counted from the start of a word, so that
+ * sums are made of other sixteens than elsewhere, and their bits differ. What holds it back: 16 bytes a copy, and
+ * sectors of the L2 cache that two k-blocks share are read for both. */
 #include <stdint.h>
 
 #include "abi.h"
@@ -37,7 +37,10 @@ enum edge {
     OPERAND_BEGINS, /* the same, and what is before the operand's first element must not be read */
 };
 
-/* Starts the copy of a word of a line that ends at `end`, 0 where there is no such line. low: the operand's first byte. */
+template <edge EDGE> struct edge_constant {};
+
+/* Starts the copy of a word of a line that ends at `end`, 0 where there is no such line. low: the operand's first
+ * byte. */
 template <edge EDGE>
 static __device__ __forceinline__ void copy_word(char *to, uintptr_t word, uintptr_t low, uintptr_t end) {
     if (EDGE == OPERAND_BEGINS && word < low && word + WORD > low && end != 0) {
@@ -74,19 +77,21 @@ template <class In, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARPS, int STAGES
     static constexpr int CLASS_TILES = CLASS_LINES / 16; /* of an mma's rows */
     static_assert(CLASS_TILES * 16 * CLASSES == BLOCK_M, "classes fill the rows of mmas");
     static_assert(WARP_CLASSES * WARPS == CLASSES, "warps share out the classes");
-    static_assert(LINES_AT_ONCE % SWIZZLE_PERIOD == 0 && CLASS_LINES % LINES_AT_ONCE == 0, "a thread's words are a constant apart");
+    static_assert(LINES_AT_ONCE % SWIZZLE_PERIOD == 0 && CLASS_LINES % LINES_AT_ONCE == 0,
+                  "a thread's words are a constant apart");
 
     static __host__ __device__ constexpr int a_offset(int line, int word) {
         return line * ROW_BYTES + swizzle<WORDS>(line, word) * WORD;
     }
 
-    /* B's lines as they come: the words of the k-block, one before them for the shift of A, and one after for B's own. */
+    /* B's lines as they come: the words of the k-block, one before them for the shift of A, and one after for B's
+     * own. */
     static constexpr int RAW_WORDS = WORDS + 2;
     static constexpr int RAW_BYTES = BLOCK_N * RAW_WORDS * WORD;
     static constexpr int RAW_COUNT = (BLOCK_N * RAW_WORDS + THREADS - 1) / THREADS; /* words that a thread copies */
 
-    /* And as they are multiplied: from 8 elements before the k-block on. Lines are an odd number of words apart, so that eight
-     * of them at one place lie in different banks. */
+    /* And as they are multiplied: from 8 elements before the k-block on. Lines are an odd number of words apart, so
+     * that eight of them at one place lie in different banks. */
     static constexpr int B_WORDS = WORDS + 1;
     static constexpr int B_PITCH = B_WORDS * WORD;
     static constexpr int B_BYTES = BLOCK_N * B_PITCH;
@@ -119,6 +124,9 @@ template <class In, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARPS, int STAGES
         uint32_t own;        /* four bits each: bytes from the start of its word to the first element of the line */
 
         static __device__ __forceinline__ int index(int j) { return threadIdx.x + j * THREADS; }
+        static __device__ __forceinline__ bool exists(int j, int count) {
+            return (j + 1) * THREADS <= count || index(j) < count;
+        }
 
         __device__ __forceinline__ copies(const tcg_gemm_args &args, const tile_place &place)
             : args(args), a(reinterpret_cast<uintptr_t>(args.a) + place.offset.a * 2),
@@ -145,7 +153,8 @@ template <class In, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARPS, int STAGES
         __device__ __forceinline__ uintptr_t b_low() const { return b + smaller(args.b_col * (args.n - 1) * 2, 0); }
 
         /* Copies A's k-block `block`. */
-        template <edge EDGE> __device__ __forceinline__ void issue_a(char *tile, int64_t block) const {
+        template <edge EDGE>
+        __device__ __forceinline__ void issue_a(edge_constant<EDGE>, char *tile, int64_t block) const {
             const int64_t at = block * ROW_BYTES + threadIdx.x % WORDS * WORD;
 #pragma unroll
             for (int part = 0; part < CLASS_LINES; part += LINES_AT_ONCE) {
@@ -161,11 +170,12 @@ template <class In, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARPS, int STAGES
         }
 
         /* And B's lines. The words before a line's first one are not needed. */
-        template <edge EDGE> __device__ __forceinline__ void issue_raw(char *raw, int64_t block) const {
+        template <edge EDGE>
+        __device__ __forceinline__ void issue_raw(edge_constant<EDGE>, char *raw, int64_t block) const {
             const int64_t at = block * ROW_BYTES;
 #pragma unroll
             for (int j = 0; j < RAW_COUNT; j++) {
-                if ((j + 1) * THREADS <= BLOCK_N * RAW_WORDS || index(j) < BLOCK_N * RAW_WORDS) {
+                if (exists(j, BLOCK_N * RAW_WORDS)) {
                     const bool wanted = (raw_exists >> j & 1) && (block > 0 || index(j) % RAW_WORDS > 0);
                     copy_word<EDGE>(raw + index(j) * WORD, raw_word[j] + at, b_low(),
                                     wanted ? b_line(index(j) / RAW_WORDS) + args.k * 2 : 0);
@@ -177,7 +187,7 @@ template <class In, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARPS, int STAGES
         __device__ __forceinline__ void cut(const char *raw, char *tile) const {
 #pragma unroll
             for (int j = 0; j < B_COUNT; j++) {
-                if ((j + 1) * THREADS <= BLOCK_N * B_WORDS || index(j) < BLOCK_N * B_WORDS) {
+                if (exists(j, BLOCK_N * B_WORDS)) {
                     const uint4 *words =
                         reinterpret_cast<const uint4 *>(raw) + index(j) / B_WORDS * RAW_WORDS + index(j) % B_WORDS;
                     *reinterpret_cast<uint4 *>(tile + index(j) * WORD) = cut_out(words[0], words[1], own >> j * 4 & 15);
@@ -193,13 +203,13 @@ template <class In, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARPS, int STAGES
         bool middle[WARP_CLASSES];   /* and whether in its middle */
         uint32_t head[WARP_CLASSES]; /* of elements 0..7 of a line's first word, those that are the line's */
 
-        __device__ __forceinline__ void start(const tcg_gemm_args &args, const tile_place &place, int warp, int lane) {
-            const uintptr_t first = reinterpret_cast<uintptr_t>(args.a) + place.offset.a * 2;
+        /* first: A's first element. */
+        __device__ __forceinline__ void start(uintptr_t first, int64_t a_row, int warp, int lane) {
             const int pair = lane % 4 * 2;
             a = a_offset(warp * WARP_CLASSES * CLASS_LINES + lane % 16, lane / 16);
 #pragma unroll
             for (int i = 0; i < WARP_CLASSES; i++) {
-                const int shift = static_cast<int>((first + (warp * WARP_CLASSES + i) * args.a_row * 2) % WORD);
+                const int shift = static_cast<int>((first + (warp * WARP_CLASSES + i) * a_row * 2) % WORD);
                 b[i] = lane / 4 * B_PITCH + (WORD - shift) / 4 * 4 + pair * 2;
                 middle[i] = shift % 4 != 0;
                 head[i] = (pair * 2 >= shift ? 0xffffu : 0) | (pair * 2 + 2 >= shift ? 0xffff0000u : 0);
@@ -214,8 +224,8 @@ template <class In, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARPS, int STAGES
 
     /* acc += a k-block. FIRST: in which lines begin. */
     template <bool FIRST>
-    static __device__ __forceinline__ void multiply_block(const char *a_tile, const char *b_tile, const fragments &fragment,
-                                                          accumulators &acc) {
+    static __device__ __forceinline__ void multiply_block(const char *a_tile, const char *b_tile,
+                                                          const fragments &fragment, accumulators &acc) {
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
 #pragma unroll
@@ -252,49 +262,36 @@ template <class In, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARPS, int STAGES
     static __device__ __forceinline__ int next(int stage) { return stage == STAGES - 1 ? 0 : stage + 1; }
 
     /* Ends with shared memory free. K is counted from the start of lines' first words: a split has a part of that. */
-    static __device__ __forceinline__ void multiply(const tcg_gemm_args &args, const tile_place &place, char *smem, int warp,
-                                                    int lane, accumulators &acc) {
+    static __device__ __forceinline__ void multiply(const tcg_gemm_args &args, const tile_place &place, char *smem,
+                                                    int warp, int lane, accumulators &acc) {
         const copies copy(args, place);
         fragments fragment;
-        fragment.start(args, place, warp, lane);
+        fragment.start(copy.a, args.a_row, warp, lane);
         const bool last = place.k_end == args.k;
         const int64_t end = (last ? place.k_end + WORD / 2 - 1 + BLOCK_K - 1 : place.k_end) / BLOCK_K;
         const int64_t whole = (args.k - WORD / 2) / BLOCK_K; /* so many k-blocks end before the last word of a line */
         const bool begins = copy.a_low() % WORD != 0 || copy.b_low() % WORD != 0;
         int64_t block = place.k_begin < place.k_end ? place.k_begin / BLOCK_K : end;
-        auto edge_of = [&](int64_t of) { return of == 0 && begins ? OPERAND_BEGINS : of < whole ? NO_EDGE : LINE_ENDS; };
-
-        /* A group of copies: A's k-block, and B's lines of the next one, which have to be cut out first. */
-        auto issue_raw = [&](int stage, int64_t of) {
-            char *const raw = smem + RAW + stage * RAW_BYTES;
-            if (of < end) {
-                switch (edge_of(of)) {
-                case NO_EDGE:
-                    return copy.template issue_raw<NO_EDGE>(raw, of);
-                case LINE_ENDS:
-                    return copy.template issue_raw<LINE_ENDS>(raw, of);
-                case OPERAND_BEGINS:
-                    return copy.template issue_raw<OPERAND_BEGINS>(raw, of);
-                }
+        /* Calls copy_block with what k-block `of` holds, if there is one. */
+        auto with_edge = [&](int64_t of, auto copy_block) {
+            if (of >= end) {
+                return;
+            } else if (of == 0 && begins) {
+                copy_block(edge_constant<OPERAND_BEGINS>());
+            } else if (of < whole) {
+                copy_block(edge_constant<NO_EDGE>());
+            } else {
+                copy_block(edge_constant<LINE_ENDS>());
             }
         };
-        auto issue_a = [&](int stage, int64_t of) {
-            char *const tile = smem + stage * A_BYTES;
-            if (of < end) {
-                switch (edge_of(of)) {
-                case NO_EDGE:
-                    return copy.template issue_a<NO_EDGE>(tile, of);
-                case LINE_ENDS:
-                    return copy.template issue_a<LINE_ENDS>(tile, of);
-                case OPERAND_BEGINS:
-                    return copy.template issue_a<OPERAND_BEGINS>(tile, of);
-                }
-            }
+        auto issue_raw = [&](int stage, int64_t of) {
+            with_edge(of, [&](auto edge) { copy.issue_raw(edge, smem + RAW + stage * RAW_BYTES, of); });
         };
         int64_t a_block = block;
         int write = 0;
+        /* A group of copies: A's k-block, and B's lines of the next one, which have to be cut out first. */
         auto issue = [&]() {
-            issue_a(write, a_block);
+            with_edge(a_block, [&](auto edge) { copy.issue_a(edge, smem + write * A_BYTES, a_block); });
             a_block++;
             write = next(write);
             issue_raw(write, a_block);
@@ -331,7 +328,8 @@ template <class In, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARPS, int STAGES
 
     /* Element by element, along C's contiguous axis. */
     template <class T>
-    static __device__ __forceinline__ void store(const float *staging, T *c, const tcg_gemm_args &args, int rows, int cols) {
+    static __device__ __forceinline__ void store(const float *staging, T *c, const tcg_gemm_args &args, int rows,
+                                                 int cols) {
         const bool along_m = args.c_row == 1;
 #pragma unroll 1
         for (int i = threadIdx.x; i < BLOCK_M * BLOCK_N; i += THREADS) {
@@ -370,9 +368,11 @@ template <class In, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARPS, int STAGES
                 }
             }
             __syncthreads();
-            const int64_t m = static_cast<int64_t>(place.tile_m) * BLOCK_M, n = static_cast<int64_t>(place.tile_n) * BLOCK_N;
+            const int64_t m = static_cast<int64_t>(place.tile_m) * BLOCK_M;
+            const int64_t n = static_cast<int64_t>(place.tile_n) * BLOCK_N;
             const int64_t corner = place.offset.c + m * args.c_row + n * args.c_col;
-            const int rows = static_cast<int>(smaller(args.m - m, BLOCK_M)), cols = static_cast<int>(smaller(args.n - n, BLOCK_N));
+            const int rows = static_cast<int>(smaller(args.m - m, BLOCK_M));
+            const int cols = static_cast<int>(smaller(args.n - n, BLOCK_N));
             if (args.c_dtype == TCG_f32) {
                 store(staging, static_cast<f32 *>(args.c) + corner, args, rows, cols);
             } else {

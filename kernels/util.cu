@@ -167,50 +167,48 @@ template <class T> static __device__ __forceinline__ void copy_elements(const tc
     }
 }
 
-enum { TURN = TCG_COPY_TURN };
-
-/* Contiguous source columns: square tiles turned in shared memory, so that both sides run along memory. `patch`: TURN rows
+/* Contiguous source columns: square tiles turned in shared memory, so that both sides run along memory. `patch`: TCG_COPY_TURN rows
  * of an odd number of words. */
 template <class T>
 static __device__ __forceinline__ void copy_transposed(const tcg_copy_job &job, uint32_t block, uint32_t *patch) {
-    constexpr int PITCH = TURN + 4 / static_cast<int>(sizeof(T));
-    constexpr int STEP = TCG_COPY_THREADS / TURN;
+    constexpr int PITCH = TCG_COPY_TURN + 4 / static_cast<int>(sizeof(T));
+    constexpr int STEP = TCG_COPY_THREADS / TCG_COPY_TURN;
     constexpr int WIDE = 4 / static_cast<int>(sizeof(T)); /* elements of a store */
     constexpr int WIDE_STEP = STEP * WIDE;
     T *turned = reinterpret_cast<T *>(patch);
 
-    const int64_t tiles_row = (job.rows + TURN - 1) / TURN;
-    const int64_t tiles_col = (job.dst_row + TURN - 1) / TURN;
+    const int64_t tiles_row = (job.rows + TCG_COPY_TURN - 1) / TCG_COPY_TURN;
+    const int64_t tiles_col = (job.dst_row + TCG_COPY_TURN - 1) / TCG_COPY_TURN;
     const int64_t tiles = tiles_row * tiles_col * job.batches;
     griddepcontrol_wait();
     for (int64_t tile = block; tile < tiles; tile += job.blocks) {
         const int64_t outer = divide(tile, tiles_row);
         const int64_t entry = divide(outer, tiles_col);
-        const int64_t row = (tile - outer * tiles_row) * TURN;
-        const int64_t col = (outer - entry * tiles_col) * TURN;
-        const int64_t rows = smaller(job.rows - row, TURN);
-        const int64_t cols = smaller(job.cols - col, TURN); /* may be negative: padding only */
-        const int64_t written = smaller(job.dst_row - col, TURN);
+        const int64_t row = (tile - outer * tiles_row) * TCG_COPY_TURN;
+        const int64_t col = (outer - entry * tiles_col) * TCG_COPY_TURN;
+        const int64_t rows = smaller(job.rows - row, TCG_COPY_TURN);
+        const int64_t cols = smaller(job.cols - col, TCG_COPY_TURN); /* may be negative: padding only */
+        const int64_t written = smaller(job.dst_row - col, TCG_COPY_TURN);
         const T *src = static_cast<const T *>(job.src) + entry_offset(job.batch, job.batch_ndim, entry) + row +
                        col * job.src_col;
         T *dst = static_cast<T *>(job.dst) + (entry * job.rows + row) * job.dst_row + col;
 
         {
-            const int r = threadIdx.x % TURN;
-            const int c = threadIdx.x / TURN;
-            T values[TURN / STEP];
+            const int r = threadIdx.x % TCG_COPY_TURN;
+            const int c = threadIdx.x / TCG_COPY_TURN;
+            T values[TCG_COPY_TURN / STEP];
 #pragma unroll
-            for (int i = 0; i < TURN / STEP; i++) {
+            for (int i = 0; i < TCG_COPY_TURN / STEP; i++) {
                 values[i] = r < rows && c + i * STEP < cols ? src[r + (c + i * STEP) * job.src_col] : 0;
             }
 #pragma unroll
-            for (int i = 0; i < TURN / STEP; i++) {
+            for (int i = 0; i < TCG_COPY_TURN / STEP; i++) {
                 turned[r * PITCH + c + i * STEP] = values[i];
             }
         }
         __syncthreads();
-        const int c = threadIdx.x % (TURN / WIDE) * WIDE;
-        for (int r = threadIdx.x / (TURN / WIDE); r < rows; r += WIDE_STEP) {
+        const int c = threadIdx.x % (TCG_COPY_TURN / WIDE) * WIDE;
+        for (int r = threadIdx.x / (TCG_COPY_TURN / WIDE); r < rows; r += WIDE_STEP) {
             if (c < written) {
                 *reinterpret_cast<uint32_t *>(&dst[r * job.dst_row + c]) =
                     *reinterpret_cast<const uint32_t *>(&turned[r * PITCH + c]);
@@ -222,7 +220,7 @@ static __device__ __forceinline__ void copy_transposed(const tcg_copy_job &job, 
 
 template <class T>
 static __device__ __forceinline__ void copy_strided(const tcg_copy_job &job, uint32_t block, uint32_t *patch) {
-    if (job.src_row == 1 && job.src_col != 1) {
+    if (job.way == TCG_COPY_TURNED) {
         copy_transposed<T>(job, block, patch);
     } else {
         copy_elements<T>(job, block);
@@ -231,11 +229,11 @@ static __device__ __forceinline__ void copy_strided(const tcg_copy_job &job, uin
 
 extern "C" __global__ void __launch_bounds__(TCG_COPY_THREADS, TCG_COPY_BLOCKS)
     tcg_copy(const __grid_constant__ tcg_copy_args args) {
-    __shared__ __align__(16) uint32_t patch[TURN * (TURN + 1)];
+    __shared__ __align__(16) uint32_t patch[TCG_COPY_TURN * (TCG_COPY_TURN + 1)];
     griddepcontrol_launch_dependents();
     const int which = blockIdx.x >= args.job[0].blocks;
     const uint32_t block = blockIdx.x - (which ? args.job[0].blocks : 0);
-    if (args.job[which].by_pieces) {
+    if (args.job[which].way == TCG_COPY_PIECES) {
         copy_rows(args.job[which], block, args.elem_bytes / 2);
     } else if (args.elem_bytes == 2) {
         copy_strided<uint16_t>(args.job[which], block, patch);
@@ -257,19 +255,19 @@ template <> __device__ __forceinline__ void store_together<f32>(void *to, const 
     __stwb(static_cast<float4 *>(to), make_float4(sums[0], sums[1], sums[2], sums[3]));
 }
 
-/* ELEMS sums from C's element `at` on. */
-template <class T, int ELEMS> static __device__ __forceinline__ void
-store_sums(const tcg_reduce_args &args, int64_t at, const float (&sums)[ELEMS]) {
+/* The first `count` of four neighbours' sums, from C's element `at` on. */
+template <class T>
+static __device__ __forceinline__ void store_sums(const tcg_reduce_args &args, int64_t at, const float (&sums)[4], int64_t count) {
     T *to = static_cast<T *>(args.c) + at;
-    if constexpr (ELEMS == 4) {
-        if (args.c_together) {
-            store_together<T>(to, sums);
-            return;
-        }
+    if (args.c_together && count >= 4) {
+        store_together<T>(to, sums);
+        return;
     }
 #pragma unroll
-    for (int e = 0; e < ELEMS; e++) {
-        to[e * args.c_col] = from_float<T>(sums[e]);
+    for (int e = 0; e < 4; e++) {
+        if (e < count) {
+            to[e * args.c_col] = from_float<T>(sums[e]);
+        }
     }
 }
 
@@ -278,27 +276,23 @@ store_sums(const tcg_reduce_args &args, int64_t at, const float (&sums)[ELEMS]) 
  * another warp. */
 enum { PARTS = TCG_REDUCE_PARTS, PART_THREADS = TCG_REDUCE_THREADS / PARTS };
 
-template <int ELEMS> static __device__ __forceinline__ void load_partials(float (&to)[ELEMS], const float *partial) {
-    if constexpr (ELEMS == 4) {
-        const float4 four = *reinterpret_cast<const float4 *>(partial);
-        to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
-    } else {
-        to[0] = *partial;
-    }
+static __device__ __forceinline__ void load_partials(float (&to)[4], const float *partial) {
+    const float4 four = *reinterpret_cast<const float4 *>(partial);
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
 }
 
-template <int ELEMS> static __device__ __forceinline__ void add(float (&sums)[ELEMS], const float (&more)[ELEMS]) {
+static __device__ __forceinline__ void add(float (&sums)[4], const float (&more)[4]) {
 #pragma unroll
-    for (int e = 0; e < ELEMS; e++) {
+    for (int e = 0; e < 4; e++) {
         sums[e] += more[e];
     }
 }
 
-/* One thread's sums of `count` > 0 values a `step` apart: in order where they are one part's, else by parts. PARTS or half
+/* One thread's sums of `count` > 0 times four values a `step` apart: in order where they are one part's, else by parts. PARTS or half
  * as many loads are on the way at once. */
-template <int ELEMS, bool ONE_PART>
-static __device__ __forceinline__ void add_up(float (&sums)[ELEMS], const float *partial, int count, int64_t step) {
-    float parts[PARTS][ELEMS];
+template <bool ONE_PART>
+static __device__ __forceinline__ void add_up(float (&sums)[4], const float *partial, int count, int64_t step) {
+    float parts[PARTS][4];
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
         if (i < count) {
@@ -311,7 +305,7 @@ static __device__ __forceinline__ void add_up(float (&sums)[ELEMS], const float 
             partial += PARTS * step;
 #pragma unroll
             for (int half = 0; half < PARTS; half += PARTS / 2) {
-                float more[PARTS / 2][ELEMS];
+                float more[PARTS / 2][4];
 #pragma unroll
                 for (int i = 0; i < PARTS / 2; i++) {
                     if (first + half + i < count) {
@@ -328,7 +322,7 @@ static __device__ __forceinline__ void add_up(float (&sums)[ELEMS], const float 
         }
     }
 #pragma unroll
-    for (int e = 0; e < ELEMS; e++) {
+    for (int e = 0; e < 4; e++) {
         sums[e] = parts[0][e];
     }
 #pragma unroll
@@ -340,43 +334,45 @@ static __device__ __forceinline__ void add_up(float (&sums)[ELEMS], const float 
     if constexpr (ONE_PART) {
 #pragma unroll 1
         for (int i = PARTS; i < count; i++) {
-            float more[ELEMS];
+            float more[4];
             load_partials(more, partial + i * step);
             add(sums, more);
         }
     }
 }
 
-/* ELEMS: partials a thread reads at once, along n. Neighbouring threads run along C's contiguous axis. part_sums: PARTS *
- * PART_THREADS * 4 of them. */
-template <int ELEMS, bool SHARED>
+/* A thread adds up a piece, four neighbours of a line of partials, of which a line's last may hold fewer. Neighbouring threads
+ * run along C's contiguous axis; where that is m, two of them share a line, so that both the partials' sectors of the L2
+ * cache and C's are used whole. part_sums: PARTS * PART_THREADS * 4 of them. */
+template <bool SHARED>
 static __device__ __forceinline__ void reduce(const tcg_reduce_args &args, float *part_sums) {
     const bool along_m = args.c_row == 1 && args.c_col != 1;
-    const int64_t pieces = args.n / ELEMS;
+    const int64_t pieces = args.partial_row / 4;
     const int thread = SHARED ? threadIdx.x % PART_THREADS : threadIdx.x;
     const int part = SHARED ? threadIdx.x / PART_THREADS : 0;
-    const walk<0> space(SHARED ? TCG_REDUCE_THREADS_LOG2 - TCG_REDUCE_PARTS_LOG2 : TCG_REDUCE_THREADS_LOG2,
-                        along_m ? args.m : pieces, along_m ? pieces : args.m, args.batches);
+    const int threads_log2 = SHARED ? TCG_REDUCE_THREADS_LOG2 - TCG_REDUCE_PARTS_LOG2 : TCG_REDUCE_THREADS_LOG2;
+    const walk<0> space(threads_log2 - along_m, along_m ? args.m : pieces, along_m ? (pieces + 1) / 2 : args.m,
+                        args.batches);
     for (int64_t tile = blockIdx.x; tile < space.tiles; tile += gridDim.x) {
-        const auto here = space.at(tile, thread);
+        const auto here = space.at(tile, thread >> along_m);
         const int64_t row = along_m ? here.fast : here.slow;
-        const int64_t piece = along_m ? here.slow : here.fast;
+        const int64_t piece = along_m ? here.slow * 2 + thread % 2 : here.fast;
         const bool exists = row < args.m && piece < pieces;
-        const float *partial = args.partials + (here.batch * args.m + row) * args.n + piece * ELEMS;
-        float sums[ELEMS];
+        const float *partial = args.partials + (here.batch * args.m + row) * args.partial_row + piece * 4;
+        float sums[4];
         griddepcontrol_wait();
         if constexpr (!SHARED) {
             if (exists) {
-                add_up<ELEMS, false>(sums, partial, args.splits, args.c_split);
+                add_up<false>(sums, partial, args.splits, args.c_split);
             }
         } else {
             if (exists && part < args.splits) {
-                add_up<ELEMS, true>(sums, partial + part * args.c_split, (args.splits - part + PARTS - 1) / PARTS,
+                add_up<true>(sums, partial + part * args.c_split, (args.splits - part + PARTS - 1) / PARTS,
                                     PARTS * args.c_split);
                 /* A warp's lie side by side for each of their elements: no bank conflicts. */
 #pragma unroll
-                for (int e = 0; e < ELEMS; e++) {
-                    part_sums[(part * ELEMS + e) * PART_THREADS + thread] = sums[e];
+                for (int e = 0; e < 4; e++) {
+                    part_sums[(part * 4 + e) * PART_THREADS + thread] = sums[e];
                 }
             }
             __syncthreads();
@@ -384,8 +380,8 @@ static __device__ __forceinline__ void reduce(const tcg_reduce_args &args, float
 #pragma unroll
                 for (int p = 1; p < PARTS; p++) {
 #pragma unroll
-                    for (int e = 0; e < ELEMS && p < args.splits; e++) {
-                        sums[e] += part_sums[(p * ELEMS + e) * PART_THREADS + thread];
+                    for (int e = 0; e < 4 && p < args.splits; e++) {
+                        sums[e] += part_sums[(p * 4 + e) * PART_THREADS + thread];
                     }
                 }
             }
@@ -395,13 +391,14 @@ static __device__ __forceinline__ void reduce(const tcg_reduce_args &args, float
             continue;
         }
         const int64_t at =
-            entry_offset(args.batch, args.batch_ndim, here.batch) + row * args.c_row + piece * ELEMS * args.c_col;
+            entry_offset(args.batch, args.batch_ndim, here.batch) + row * args.c_row + piece * 4 * args.c_col;
+        const int64_t count = args.n - piece * 4;
         if (args.c_dtype == TCG_f32) {
-            store_sums<f32>(args, at, sums);
+            store_sums<f32>(args, at, sums, count);
         } else if (args.c_dtype == TCG_f16) {
-            store_sums<f16>(args, at, sums);
+            store_sums<f16>(args, at, sums, count);
         } else {
-            store_sums<bf16>(args, at, sums);
+            store_sums<bf16>(args, at, sums, count);
         }
     }
 }
@@ -410,9 +407,5 @@ extern "C" __global__ void __launch_bounds__(TCG_REDUCE_THREADS, TCG_REDUCE_BLOC
     tcg_reduce(const __grid_constant__ tcg_reduce_args args) {
     __shared__ float part_sums[TCG_REDUCE_THREADS * 4];
     griddepcontrol_launch_dependents();
-    if (args.n % 4 == 0) {
-        args.shared ? reduce<4, true>(args, part_sums) : reduce<4, false>(args, part_sums);
-    } else {
-        args.shared ? reduce<1, true>(args, part_sums) : reduce<1, false>(args, part_sums);
-    }
+    args.shared ? reduce<true>(args, part_sums) : reduce<false>(args, part_sums);
 }

@@ -117,16 +117,30 @@ struct Wgmma {
         return (g.batch_ndim ? w.batch * g.batch[0].c : 0) + w.split * g.c_split;
     }
 
+    // How a tile's part of an operand is loaded: by which map the last box (K-major: all boxes) and the others, how many
+    // bytes, of which a block's share is so many rows (K-major) or boxes.
+    struct Side {
+        const tcg_tensor_map *whole, *last;
+        int share, bytes;
+    };
+
+    // `beyond`: the tile reaches beyond the operand.
+    static __device__ Side side(const tcg_tensor_map &whole, const tcg_tensor_map &part, const tcg_tma_side &of, int share,
+                                bool beyond) {
+        const bool parted = beyond && of.part_bytes != of.bytes;
+        return {&whole, parted ? &part : &whole, parted ? of.part_share : share, parted ? of.part_bytes : of.bytes};
+    }
+
     // One k-block of an operand of ROWS rows along M or N: this block's slice of it, to every block that shares it.
     // Boxes may be shorter than the tile where the whole operand is (the host's choice): the rows of the tile that are
     // then left as they were give rows or columns of the result that are never stored.
     // K-major tiles are BLOCK_K/64 boxes of ROWS x 64 k, MN-major ones ROWS/WIDTH boxes of BLOCK_K k x WIDTH rows, or the
-    // first `boxes` of them.
+    // first few of them.
     template <bool K_MAJOR, int ROWS, int WIDTH, int SHARERS>
-    static __device__ void load(uint32_t dst, const tcg_tensor_map *map, int32_t row, int32_t k, int32_t batch, int slice,
-                                uint32_t barrier, uint16_t mask, int boxes) {
+    static __device__ void load(uint32_t dst, const Side &from, int32_t row, int32_t k, int32_t batch, int slice,
+                                uint32_t barrier, uint16_t mask) {
         constexpr int SLICE = ROWS / SHARERS;
-        auto copy = [&](uint32_t to, int32_t x, int32_t y) {
+        auto copy = [&](const tcg_tensor_map *map, uint32_t to, int32_t x, int32_t y) {
             if constexpr (SHARERS > 1)
                 cp_async_bulk_tensor_3d_multicast(to, map, x, y, batch, barrier, mask);
             else
@@ -135,27 +149,16 @@ struct Wgmma {
         if constexpr (K_MAJOR) {
 #pragma unroll
             for (int box = 0; box < BLOCK_K / BOX; ++box)
-                copy(dst + (box * ROWS + slice * SLICE) * BOX * 2, k + box * BOX, row + slice * SLICE);
+                copy(from.last, dst + (box * ROWS + slice * from.share) * BOX * 2, k + box * BOX, row + slice * from.share);
         } else {
 #pragma unroll
             for (int box = 0; box < SLICE / WIDTH; ++box) {
                 const int place = slice * (SLICE / WIDTH) + box;
-                if (SHARERS > 1 || box < boxes) copy(dst + place * BLOCK_K * WIDTH * 2, row + place * WIDTH, k);
+                if (SHARERS > 1 || box < from.share)
+                    copy(SHARERS > 1 || box < from.share - 1 ? from.whole : from.last, dst + place * BLOCK_K * WIDTH * 2,
+                         row + place * WIDTH, k);
             }
         }
-    }
-
-    // How a tile's part of an operand is loaded: by which map, in how many boxes (MN-major), how many bytes.
-    struct Side {
-        const tcg_tensor_map *map;
-        int boxes, bytes;
-    };
-
-    // `beyond`: the tile reaches beyond the operand.
-    static __device__ Side side(const tcg_tensor_map &whole, const tcg_tensor_map &part, const tcg_tma_side &of, bool k_major,
-                                int boxes, bool beyond) {
-        const bool parted = beyond && of.part_bytes != of.bytes;
-        return {parted && k_major ? &part : &whole, parted ? of.part_boxes : boxes, parted ? of.part_bytes : of.bytes};
     }
 
     static __device__ void produce(const tcg_tma_args &args, uint32_t stages, uint32_t full, uint32_t empty, int rank,
@@ -169,8 +172,8 @@ struct Wgmma {
         griddepcontrol_wait();
         if (walk.hands_over == TCG_AT_ONCE) griddepcontrol_launch_dependents();
         while (true) {
-            const Side a = side(args.a, args.a_part, walk.a, A_K_MAJOR, BLOCK_M / BOX, w.row + BLOCK_M > walk.m);
-            const Side b = side(args.b, args.b_part, walk.b, B_K_MAJOR, B_ROWS / B_BOX, w.column + BLOCK_N > walk.n);
+            const Side a = side(args.a, args.a_part, walk.a, A_K_MAJOR ? BLOCK_M / CN : BLOCK_M / BOX, w.row + BLOCK_M > walk.m);
+            const Side b = side(args.b, args.b_part, walk.b, B_K_MAJOR ? B_ROWS / CM : B_ROWS / B_BOX, w.column + BLOCK_N > walk.n);
             const bool a_none = CM > 1 && CN == 1 && w.row >= walk.m;  // a tile too many: it only fetches for the others
             const int stage_bytes = (a_none ? 0 : a.bytes) + b.bytes;
             const int32_t a_batch = w.batch * walk.a.batched, b_batch = w.batch * walk.b.batched;
@@ -180,8 +183,8 @@ struct Wgmma {
                 mbarrier_wait(empty + ring.stage * 8, ring.phase ^ 1);
                 mbarrier_arrive_expect_tx(barrier, stage_bytes);
                 if (!a_none)
-                    load<A_K_MAJOR, BLOCK_M, BOX, CN>(stage, a.map, w.row, k, a_batch, in_n, barrier, a_mask, a.boxes);
-                load<B_K_MAJOR, B_ROWS, B_BOX, CM>(stage + A_BYTES, b.map, w.column, k, b_batch, in_m, barrier, b_mask, b.boxes);
+                    load<A_K_MAJOR, BLOCK_M, BOX, CN>(stage, a, w.row, k, a_batch, in_n, barrier, a_mask);
+                load<B_K_MAJOR, B_ROWS, B_BOX, CM>(stage + A_BYTES, b, w.column, k, b_batch, in_m, barrier, b_mask);
             }
             if (step >= walk.tiles - tile) break;
             tile += step;

@@ -192,6 +192,33 @@ def test_boxes_are_swizzled_over_their_width(run_fake):
     """)
 
 
+def test_last_boxes_end_with_the_operand(run_fake):
+    """What of a box is outside takes TMA up to three times as long. In maps beside those of whole boxes (`boxes`): the last
+    of lines along M or N is so many elements wide, in whole 16 bytes; of lines along K the blocks of a cluster share what
+    there is, in whole periods of the swizzle."""
+    run_fake("""
+        import re
+        def boxes(order, m, n, cluster, width=128):
+            row = next(r["name"] for r in tcgemm.kernels() if r["family"] == "wgmma" and r["in_dtype"] == "bfloat16"
+                       and r["order"] == order and r["tile"] == (64, width, 64) and r["cluster"] == cluster)
+            fake.reset()
+            a_axes, b_axes = ((0, 1) if letter == "n" else (1, 0) for letter in order)
+            a = fake.Operand("bfloat16", ref.packed((m, 64), order=a_axes), rng.integers(-2, 3, (m, 64)))
+            b = fake.Operand("bfloat16", ref.packed((64, n), order=b_axes), rng.integers(-2, 3, (64, n)))
+            c = tcgemm.matmul(a.capsule(), b.capsule(), kernel=row + ":direct")
+            maps = fake.calls("cuTensorMapEncodeTiled")
+            return [tuple(map(int, re.search(r"box=(\\d+)x(\\d+)", line).groups())) for line in maps]
+
+        one = (1, 1, 1)
+        assert boxes("tn", 64, 128, one)[:2] == [(64, 64), (64, 64)]
+        assert boxes("tn", 8, 128, one)[:2] == [(64, 64), (8, 64)]
+        assert boxes("tn", 64 + 24, 128 + 64 + 40, one)[:4] == [(64, 64), (24, 64), (64, 64), (40, 64)]
+        assert boxes("nt", 64 + 24, 128 + 40, one)[:4] == [(64, 64), (64, 24), (64, 128), (64, 40)]
+        assert boxes("nt", 128, 128 + 40, (2, 1, 1))[:3] == [(64, 64), (64, 64), (64, 24)]  # 40 lines for two blocks
+        assert boxes("nt", 24, 256, (1, 2, 1))[:2] == [(64, 32), (64, 16)]
+    """)
+
+
 def test_small_copies_have_a_block_a_tile(run_fake):
     """Two rows stored as columns, alone or beside an operand that is copied too: not in a few blocks, tile after tile."""
     run_fake("""

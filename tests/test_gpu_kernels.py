@@ -96,6 +96,23 @@ def test_exact(rng, row):
     tally.read()
 
 
+@pytest.mark.parametrize("row", [row for row in ROWS if row["family"] == "wgmma"], ids=lambda row: row["name"])
+def test_last_boxes(rng, row):
+    """Of the last tile TMA loads no more than there is. What shared memory holds beside that are NaNs of the product before."""
+    if not runs_here(row):
+        pytest.skip(f"family {row['family']} does not run on this device")
+    block_m, block_n, block_k = row["tile"]
+    tally = ref.Tally()
+    for edge in (1, 8, 9, 24, 56, 63):
+        for m, n in ((edge, block_n + edge), (block_m + edge, edge), (2 * block_m + edge, 2 * block_n + edge)):
+            a, b = operands(rng, row, m, n, 2 * block_k + 8)
+            nans = torch.full((2 * block_m, 2 * block_k + 8), float("nan"), dtype=a.tensor.dtype, device="cuda")
+            run(row, nans, torch.full_like(b.tensor, float("nan")))
+            c = run(row, a.tensor, b.tensor)
+            tally.add(f"{m, n}", ref.torch_wrong(c, a.tensor, b.tensor, row["in_dtype"]))
+    tally.read()
+
+
 @EACH
 def test_forced_kernel_is_the_one_that_runs(rng, row):
     if not runs_here(row):

@@ -14,18 +14,19 @@ pytestmark = on_host.needs_cxx
 THREADS = 256  # of a block
 PARTS = 8  # of a sum
 F32 = 2  # abi.h's code
+TURNED, PIECES = 1, 2  # of tcg_copy_way
 
 
 Divisor = struct("Divisor", (U32, "by multiplier shift"))
 Job = struct(
     "Job",
     *((PTR, "src dst"), (I64, "rows cols src_row src_col dst_row batches"), (U32, "blocks"), (I32, "batch_ndim")),
-    *((I32, "by_pieces step_entry step_row step_piece"), (Divisor, "row_pieces entry_rows"), (Dim * 6, "batch")),
+    *((I32, "way step_entry step_row step_piece"), (Divisor, "row_pieces entry_rows"), (Dim * 6, "batch")),
 )
 Copy = struct("Copy", (Job * 2, "job"), (I32, "elem_bytes reserved"))
 Reduce = struct(
     "Reduce",
-    *((PTR, "partials c"), (I64, "m n batches c_row c_col c_split"), (I32, "splits c_dtype batch_ndim")),
+    *((PTR, "partials c"), (I64, "m n partial_row batches c_row c_col c_split"), (I32, "splits c_dtype batch_ndim")),
     *((I16, "c_together shared"), (Dim * 6, "batch")),
 )
 
@@ -74,7 +75,9 @@ def job_of(source, dtype, blocks):
         pieces = row_elems * dtype.itemsize // 16
         lines, job.step_piece = divmod(blocks * THREADS, pieces)
         job.step_entry, job.step_row = divmod(lines, rows)
-        job.by_pieces, job.row_pieces, job.entry_rows = 1, divisor(pieces), divisor(rows)
+        job.way, job.row_pieces, job.entry_rows = PIECES, divisor(pieces), divisor(rows)
+    elif strides[1] == 1:
+        job.way = TURNED
     return job, written, expected
 
 
@@ -134,10 +137,12 @@ def test_two_operands_of_any_strides(host, elem_bytes):
 def test_sums_are_the_same_whoever_adds_them(host):
     rng = np.random.default_rng(2)
     for splits in (1, 2, 7, 8, 9, 16, 31, 64):
-        for batches, m, n in ((1, 9, 8), (2, 5, 7)):
-            partials = at_multiple(np.dtype(np.float32), splits * batches * m * n)
-            partials[:] = rng.standard_normal(partials.shape)
-            by_split = partials.reshape(splits, batches, m, n)
+        for batches, m, n in ((1, 9, 8), (2, 5, 7), (1, 3, 1), (1, 2, 6)):
+            pitch = -(-n // 4) * 4
+            partials = at_multiple(np.dtype(np.float32), splits * batches * m * pitch)
+            partials[:] = np.nan  # the padding's part of them
+            by_split = partials.reshape(splits, batches, m, pitch)[..., :n]
+            by_split[:] = rng.standard_normal(by_split.shape)
             parts = [by_split[p::PARTS] for p in range(min(splits, PARTS))]
             sums = []
             for part in parts:
@@ -150,9 +155,11 @@ def test_sums_are_the_same_whoever_adds_them(host):
                 expected = expected + more
             for shared in (0, 1):
                 for order in ("row", "column"):
-                    c = at_multiple(np.dtype(np.float32), batches * m * n)
+                    guarded = at_multiple(np.dtype(np.float32), batches * m * n + 32)
+                    guarded[:], c = 7, guarded[16:-16]
                     rows, cols = (n, 1) if order == "row" else (1, m)
-                    args = Reduce(partials.ctypes.data, c.ctypes.data, m, n, batches, rows, cols, batches * m * n)
+                    args = Reduce(partials.ctypes.data, c.ctypes.data, m, n, pitch, batches)
+                    args.c_row, args.c_col, args.c_split = rows, cols, batches * m * pitch
                     args.splits, args.c_dtype, args.shared = splits, F32, shared
                     args.c_together = order == "row" and n % 4 == 0
                     if batches > 1:
@@ -163,3 +170,4 @@ def test_sums_are_the_same_whoever_adds_them(host):
                         c.reshape(batches, m, n) if order == "row" else c.reshape(batches, n, m).transpose(0, 2, 1)
                     )
                     assert (found == expected).all(), (splits, batches, shared, order)
+                    assert (guarded[:16] == 7).all() and (guarded[-16:] == 7).all(), (splits, batches, shared, order)

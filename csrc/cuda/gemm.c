@@ -4,9 +4,8 @@
 #include "launch.h"
 #include "tma.h"
 
-/* tcg_reduce: elements a thread takes at once, and blocks an SM where the grid stops to grow: they stride over what
- * remains. */
-enum { REDUCE_ELEMS = 4, REDUCE_BLOCKS_MAX = 16 };
+/* tcg_reduce: blocks an SM where the grid stops to grow: they stride over what remains. */
+enum { REDUCE_BLOCKS_MAX = 16 };
 
 /* tcg_copy: rounds of resident blocks where the grid stops to grow, and the least part of them for an operand. */
 enum { COPY_ROUNDS = 4, COPY_LEAST = 8 };
@@ -21,7 +20,8 @@ static int64_t copy_job(const tcg_plan *plan, bool is_b, char *workspace, tcg_co
                           .src_row = copy->src_row,
                           .src_col = copy->src_col,
                           .dst_row = copy->row_elems,
-                          .batches = copy->batches};
+                          .batches = copy->batches,
+                          .way = copy->src_row == 1 && copy->src_col != 1 ? TCG_COPY_TURNED : TCG_COPY_ELEMENTS};
     for (int d = 0; d < plan->args.batch_ndim; d++) {
         const tcg_batch_dim *dim = &plan->args.batch[d];
         if (is_b ? dim->b : dim->a) /* else broadcast: one entry serves them all */
@@ -32,18 +32,19 @@ static int64_t copy_job(const tcg_plan *plan, bool is_b, char *workspace, tcg_co
 
 /* Blocks beyond these would have nothing to do. */
 static int64_t copy_blocks_most(const tcg_copy_job *job, int64_t pieces) {
-    if (job->src_row == 1 && job->src_col != 1)
+    if (job->way == TCG_COPY_TURNED)
         return tcg_div_up(job->rows, TCG_COPY_TURN) * tcg_div_up(job->dst_row, TCG_COPY_TURN) * job->batches;
     return tcg_div_up(pieces, TCG_COPY_THREADS);
 }
 
+/* Where 32 bits count its pieces. */
 static void walk_by_pieces(tcg_copy_job *job, int elem_bytes) {
     const int64_t pieces = job->dst_row * elem_bytes / 16, step = (int64_t)job->blocks * TCG_COPY_THREADS,
                   most = (int64_t)1 << 30;
     if (job->blocks == 0 || job->src_col != 1 || job->batch_ndim > 1 || pieces >= most || job->rows >= most ||
         job->batches >= most || job->rows * job->batches >= most || step >= most)
         return;
-    job->by_pieces = 1;
+    job->way = TCG_COPY_PIECES;
     job->step_entry = (int32_t)(step / pieces / job->rows);
     job->step_row = (int32_t)(step / pieces % job->rows);
     job->step_piece = (int32_t)(step % pieces);
@@ -86,6 +87,7 @@ static int launch_reduce(const tcg_scope *scope, int ordinal, const tcg_plan *pl
                             .c = plan->result.c,
                             .m = plan->args.m,
                             .n = plan->args.n,
+                            .partial_row = plan->args.c_row,
                             .batches = 1,
                             .c_row = plan->result.row,
                             .c_col = plan->result.col,
@@ -100,7 +102,7 @@ static int launch_reduce(const tcg_scope *scope, int ordinal, const tcg_plan *pl
         args.batches *= args.batch[d].size;
         args.c_together = args.c_together && args.batch[d].a % 4 == 0;
     }
-    const int64_t sums = args.c_split / (args.n % REDUCE_ELEMS ? 1 : REDUCE_ELEMS), sms = scope->props->sm_count;
+    const int64_t sums = args.c_split / 4, sms = scope->props->sm_count; /* four a thread */
     int64_t blocks = tcg_div_up(sums * TCG_REDUCE_PARTS, TCG_REDUCE_THREADS);
     args.shared = args.splits >= TCG_REDUCE_PARTS && blocks <= sms * TCG_REDUCE_BLOCKS; /* all resident at once */
     if (!args.shared)

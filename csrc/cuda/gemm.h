@@ -11,6 +11,11 @@
 static inline int64_t tcg_div_up(int64_t x, int64_t y) { return x / y + (x % y != 0); }
 static inline int64_t tcg_smaller(int64_t x, int64_t y) { return x < y ? x : y; }
 
+/* Elements of C's rows that a kernel may write: partials are padded. */
+static inline int64_t tcg_row_length(const tcg_gemm_args *args) {
+    return args->splits > 1 ? TCG_PARTIAL_ROW(args->n) : args->n;
+}
+
 /* ---- errors ---------------------------------------------------------------------------------------------- */
 
 /* What went wrong, for the binding to map to an exception. */

@@ -14,15 +14,17 @@ static const tcg_chip chips[] = {
     {90, 2600, 256, 18, 32, 2048}, {100, 2600, 256, 28, 40, 2048}, {120, 1024, 256, 4.5, 16, 1536},
 };
 
-#define WGMMA_FLOPS 4096.0 /* a clock an SM, fp32 accumulation */
-#define SLACK 0.05         /* of the blocks' own time, though memory takes longer: it never overlaps all */
-#define INGEST_BYTES 71.1  /* what an SM takes in by TMA a clock */
-#define STRADDLE 2.08      /* requests that a box line makes which starts within a sector of the L2 cache */
-#define SECTOR_BYTES 32    /* of the L2 cache */
-#define BOX_CYCLES 65.4    /* the least a TMA box takes, however short */
-#define NARROW 32          /* BLOCK_N up to which a k-block has little arithmetic, */
-#define KBLOCK_CYCLES 60.0 /* and then takes so much longer than its boxes */
-#define PART_BOX 1.166     /* time of the arithmetic where a box of B is not all used */
+#define WGMMA_FLOPS 4096.0    /* a clock an SM, fp32 accumulation */
+#define SLACK 0.05            /* of the blocks' own time, though memory takes longer: it never overlaps all */
+#define INGEST_BYTES 71.1     /* what an SM takes in by TMA a clock */
+#define STRADDLE 2.08         /* requests that a box line makes which starts within a sector of the L2 cache */
+#define SECTOR_BYTES 32       /* of the L2 cache */
+#define BOX_CYCLES 65.4       /* the least a TMA box takes, however short */
+#define OUTSIDE 3.0           /* time of boxes that reach beyond the operand */
+#define HOT_LINE_CYCLES 0.045 /* and a line of less than 128 bytes, for each block that asks for it at once */
+#define NARROW 32             /* BLOCK_N up to which a k-block has little arithmetic, */
+#define KBLOCK_CYCLES 60.0    /* and then takes so much longer than its boxes */
+#define PART_BOX 1.5          /* time of the arithmetic where a box of B is not all used */
 #define WGMMA_START_CYCLES \
     2952.0 /* from one kernel to the next in a stream, up to a block's first data, and its last to the end */
 #define EARLY_CYCLES 660.0  /* less where it sets itself up meanwhile: the device has room for both */
@@ -32,36 +34,40 @@ static const tcg_chip chips[] = {
 #define HOT_CYCLES 350000.0
 #define PINGPONG_HIDES 0.31 /* of a tile's start and end, while the other warpgroup computes */
 #define SPLIT_SHARED \
-    0.63               /* of memory's time: clusters that split K lose so much where several read the same weights */
+    0.47               /* of memory's time: clusters that split K lose so much where several read the same weights */
 #define SIMT_BOTH 0.34 /* FFMAs and the reads for them: of the shorter time, what the longer one does not hide */
-#define SIMT_BOTH_MANY 0.24    /* the same with more than 8 warps an SM */
-#define SIMT_READS 0.9         /* of their time by SMEM_BYTES */
-#define SIMT_ANY 1.05          /* time of a kernel of no order, against the others */
-#define SMEM_BYTES 128.0       /* shared memory: bytes a clock an SM */
-#define MEMORY_LATENCY 800.0   /* clocks from a load's issue to its data */
-#define COPY_CYCLES 4500.0     /* tcg_copy's own start and end, of one operand or both */
-#define BLOCK_CYCLES 2200.0    /* a block's start, pipeline fill and end */
-#define COPY_SHARE 0.8         /* of memory bandwidth that tcg_copy reaches along rows */
-#define COPY_TURNED_SHARE 0.4  /* the same for other strides */
-#define COPY_ISSUE_CYCLES 4.0  /* a warp's load or copy instruction with its address and predicate */
-#define CUT_CYCLES 0.75        /* an SM's, for a piece of 16 bytes that mma's rows for any alignment cut out of two */
-#define CUT_START_CYCLES 100.0 /* and for a k-block of them */
-#define CUT_TURNED 1.5         /* time of both in other orders than nt, where fewer blocks fit an SM */
-#define SHIFT_ISSUE 2.2    /* cycles that a scheduler takes for an instruction of one of many warps of mma_shift */
-#define SHIFT_LATENCY 5.2  /* and of a few */
-#define SHIFT_WAIT 430.0   /* and for what a k-block waits for besides */
-#define SHIFT_TRAFFIC 1.65 /* time of its loads, of parts of lines that do not begin at the L2 cache's sectors */
-#define SHIFT_START 1500.0 /* for the k-blocks in which lines begin and end */
+#define SIMT_BOTH_MANY 0.24     /* the same with more than 8 warps an SM */
+#define SIMT_READS 0.9          /* of their time by SMEM_BYTES */
+#define SIMT_ANY 1.05           /* time of a kernel of no order, against the others */
+#define SMEM_BYTES 128.0        /* shared memory: bytes a clock an SM */
+#define MEMORY_LATENCY 800.0    /* clocks from a load's issue to its data */
+#define COPY_CYCLES 2300.0      /* tcg_copy's own start and end, of one operand or both */
+#define COPY_TURN_CYCLES 1500.0 /* and where it turns one */
+#define BLOCK_CYCLES 2200.0     /* a block's start, pipeline fill and end */
+#define COPY_SHARE 0.8          /* of memory bandwidth that tcg_copy reaches along rows */
+#define COPY_TURNED_SHARE 0.4   /* the same for other strides */
+#define COPY_ISSUE_CYCLES 4.0   /* a warp's load or copy instruction with its address and predicate */
+#define CUT_CYCLES 0.55       /* an SM's, for a piece of 16 bytes that mma's rows for any alignment cut out of two */
+#define CUT_START_CYCLES 60.0 /* and for a k-block of them */
+#define CUT_LINE_CYCLES 32.0  /* and for a line of the tile, in the k-blocks in which lines begin or end */
+#define SHIFT_ISSUE 2.2       /* cycles that a scheduler takes for an instruction of one of many warps of mma_shift */
+#define SHIFT_LATENCY 5.2     /* and of a few */
+#define SHIFT_WAIT 350.0      /* and for what a k-block waits for besides */
+#define SHIFT_TRAFFIC 1.65    /* time of its loads, of parts of lines that do not begin at the L2 cache's sectors */
+#define SHIFT_START 650.0     /* for the k-blocks in which lines begin and end */
 #define NEXT_TILE_CYCLES 736.0 /* from one tile of a block to its next one, at least */
 #define FP32_BYTES 28.0        /* of fp32 results a clock, through shared memory */
-#define REDUCE_CYCLES 3500.0   /* tcg_reduce: one more kernel in the stream */
-#define SPLIT_CYCLES 10.0      /* tcg_reduce: one more partial sum to add */
-#define CACHED 0.8             /* time to move a byte that stays in the L2 cache, against memory */
+#define REDUCE_CYCLES 4200.0   /* tcg_reduce: one more kernel in the stream */
+#define SPLIT_CYCLES 12.5      /* tcg_reduce: one more partial sum to add */
 #define SCATTER 4.0            /* element-wise stores against full lines */
 
 #define REGISTERS 65536
-#define MMA_REGISTERS 80    /* a thread's, beside its sums: about */
-#define WORDS_REGISTERS 144 /* the same for any alignment */
+#define MMA_REGISTERS 80        /* a thread's, beside its sums: about */
+#define WORDS_REGISTERS 144     /* the same for any alignment */
+#define SHIFT_REGISTERS 128     /* all of a thread's, of rows that shift B: their launch bounds allow no more, */
+#define SHIFT_REGISTERS_FEW 168 /* and so many with four warps */
+#define SHIFT_PAIR 5            /* instructions to read and shift two registers of B */
+#define SHIFT_COPIES 30         /* and for a k-block's copies */
 #define SPLITS_MAX 64
 #define EVEN_SPLITS_MAX 8
 #define EVEN_ROUNDS_MAX 4      /* with more, the last one matters little */
@@ -114,12 +120,12 @@ static void model_mma(const tcg_kernel *kernel, const tcg_chip *chip, int *regis
  * reads and shifts of two registers and an mma each sixteen lines of a class; and its copies. */
 static double shift_instructions(const tcg_kernel *kernel) {
     double classes = 8.0 / kernel->warps_m, tiles = kernel->block_m / 128.0, steps = kernel->block_k / 16.0;
-    return steps * classes * (tiles + kernel->block_n / 8.0 * (5 + tiles)) + 30;
+    return steps * classes * (tiles + kernel->block_n / 8.0 * (SHIFT_PAIR + tiles)) + SHIFT_COPIES;
 }
 
 static void model_mma_shift(const tcg_kernel *kernel, const tcg_chip *chip, int *registers, double *cycles) {
     (void)chip;
-    *registers = kernel->warps_m > 4 ? 128 : 168;
+    *registers = kernel->warps_m > 4 ? SHIFT_REGISTERS : SHIFT_REGISTERS_FEW;
     *cycles = SHIFT_ISSUE * shift_instructions(kernel) * kernel->warps_m / 4;
 }
 
@@ -195,6 +201,11 @@ static const struct family {
 
 static int cluster_blocks(const tcg_kernel *kernel) {
     return kernel->cluster_m * kernel->cluster_n * kernel->cluster_k;
+}
+
+/* Whether it cuts every piece of its operands out of the words that they lie in. */
+static bool cuts(const tcg_kernel *kernel) {
+    return kernel->family == TCG_FAMILY_mma && kernel->align_bytes < ROW_ALIGN_BYTES && !kernel->shifted;
 }
 
 /* A cluster stays within a processor group, of 16 or 18 SMs on Hopper: of 132 SMs, clusters of 4 or 8 fill 120. */
@@ -405,8 +416,8 @@ static bool tma_describes(const struct job *job, const struct operand *side, boo
     return !job->batch_ndim || (side->batch[0] >= 0 && side->batch[0] < TMA_STRIDE_MAX);
 }
 
-/* Of the lines that it is read along. */
-static int own_align(const struct operand *side) { return side->k_major ? side->align_k : side->align_own; }
+/* Of its lines along k or along its own axis. */
+static int align_along(const struct operand *side, bool k_major) { return k_major ? side->align_k : side->align_own; }
 
 /* Whether side s is few lines against many that begin anywhere along k: what the rows that shift B are for. */
 static bool few_lines(const struct job *job, int s) {
@@ -493,9 +504,10 @@ static int describe(const tcg_problem *problem, struct job *job, tcg_error *err)
             along_own = side->stride < 0 ? -along_own : along_own;
             side->k_major = along_own == 0 || (along_k != 0 && along_k <= along_own);
         }
-        side->thin = (own_align(side) < ROW_ALIGN_BYTES || !tma_describes(job, side, side->k_major)) &&
-                     (side->k_major ? job->k : side->size) < COPY_ROW_BYTES / job->elem_bytes &&
-                     copy_bytes(job, side, side->k_major) - side->bytes > THIN_BYTES;
+        side->thin =
+            (align_along(side, side->k_major) < ROW_ALIGN_BYTES || !tma_describes(job, side, side->k_major)) &&
+            (side->k_major ? job->k : side->size) < COPY_ROW_BYTES / job->elem_bytes &&
+            copy_bytes(job, side, side->k_major) - side->bytes > THIN_BYTES;
     }
     for (int s = 0; s < 2 && job->k > 0; s++) /* a small copy may save a large one */
         if (few_lines(job, s) && !job->side[s].k_major)
@@ -545,6 +557,7 @@ struct shape_costs {
     double iterations; /* k-blocks of a block, without splits */
     double lines_a, lines_b;
     double cycles, traffic; /* of one k-block of one block: arithmetic, loading */
+    double partials;        /* elements of C as a split's partial sums */
     double moved_bytes;     /* of A and B, once each */
     double fixed;           /* copies of operands */
     bool scattered;         /* C is stored element by element, or line by line with gaps */
@@ -563,7 +576,11 @@ static double block_estimate(const struct job *job, const tcg_plan_view *view, c
                              (c->scattered && splits == 1 ? SCATTER : 1),
                       .warps = tma || simt ? 0 : row->kernel->threads / 32};
     double moved = (c->moved_bytes + job->c_elems * written) * view->per_dram_byte;
-    double waves = all_waves(&w, view, row, c->blocks * splits) + (row->kernel->shifted ? SHIFT_START : 0);
+    double waves = all_waves(&w, view, row, c->blocks * splits);
+    if (row->kernel->shifted)
+        waves += SHIFT_START;
+    else if (cuts(row->kernel))
+        waves += CUT_LINE_CYCLES * (row->kernel->block_m + row->kernel->block_n);
     return START_CYCLES + max2(waves, moved + BLOCK_CYCLES + w.end) + SLACK * waves;
 }
 
@@ -603,28 +620,30 @@ static bool straddles(const struct operand *side, bool k_major) {
     return (((uint64_t)(k_major ? side->stride : side->k_stride) * 2) | (uintptr_t)side->data) % SECTOR_BYTES != 0;
 }
 
-/* k_major: as for copy_bytes. */
-static double copy_share(const struct operand *side, bool k_major) {
-    return (k_major ? side->k_stride : side->stride) == 1 ? COPY_SHARE : COPY_TURNED_SHARE;
+/* For `copied` bytes, beside COPY_CYCLES. What the L2 cache can hold is not written to memory before it is read. */
+static double copy_cycles(const tcg_plan_view *view, const struct operand *side, bool k_major, double copied) {
+    const bool turned = (k_major ? side->k_stride : side->stride) != 1;
+    const double moved = side->bytes + (2 * copied < view->l2_bytes ? 0 : copied);
+    return (turned ? COPY_TURN_CYCLES : 0) + moved / (turned ? COPY_TURNED_SHARE : COPY_SHARE) * view->per_dram_byte;
 }
 
-/* Loading one k-block of an operand by TMA in boxes `width` elements wide. An SM takes in every line of the tile; it asks
- * for those that it does not get by another block's multicast, twice where they straddle the L2 cache's sectors or reach
- * beyond the operand. */
-static void boxes_cycles(int block_k, int block, int width, int sharers, double lines, bool k_major, bool straddles,
-                         double cycles[2]) {
-    const double line_cycles = max2(width * 2 / INGEST_BYTES, 1);
-    const double boxes = k_major ? block_k / width : tcg_div_up(block, width);
-    const double taken = boxes * (k_major ? lines : block_k);
-    const bool twice = straddles || (!k_major && lines < width);
-    cycles[0] += max2(boxes * BOX_CYCLES, taken * line_cycles);
-    cycles[1] += taken / sharers * line_cycles * (twice ? STRADDLE : 1);
+/* Loading `lines` of a tile of one k-block of an operand by TMA in boxes `width` elements wide. An SM takes in all of them; it
+ * asks for those that it does not get by another block's multicast, twice where they straddle the L2 cache's sectors. */
+static void boxes_cycles(int block_k, int width, int sharers, double lines, bool k_major, bool straddles,
+                         double blocks, double cycles[2]) {
+    const double boxes = k_major ? block_k / width : ceil_(lines / width);
+    const double box_lines = k_major ? lines : block_k, box_width = k_major ? width : lines / boxes;
+    const double taken = boxes * box_lines * max2(box_width * 2 / INGEST_BYTES, 1);
+    cycles[0] += max2(boxes * BOX_CYCLES, taken);
+    cycles[1] += taken / sharers * (straddles ? STRADDLE : 1);
+    if (box_width < TCG_TMA_BOX_ELEMS)
+        cycles[1] += box_lines * boxes * HOT_LINE_CYCLES * blocks;
 }
 
 /* Splits that leave every block enough of K, and their partial sums a bounded size. */
-static double splits_most(const struct job *job, const struct shape_costs *c) {
+static double splits_most(const struct shape_costs *c) {
     return min2(min2(floor_(c->iterations * (1.0 / SPLIT_ITERATIONS_MIN)), SPLITS_MAX),
-                floor_(PARTIALS_BYTES_MAX / (job->c_elems * 4)));
+                floor_(PARTIALS_BYTES_MAX / (c->partials * 4)));
 }
 
 /* Splits from 2 on with which rounds, the last of them a part of one, become wholer and wholer ones. */
@@ -650,37 +669,42 @@ static void consider(const struct job *job, const tcg_plan_view *view, bool may_
     const bool tma = tcg_families[kernel->family].tma, wgmma = kernel->family == TCG_FAMILY_wgmma;
     struct shape_costs c = {.m = (double)a->size, .n = (double)b->size, .k = (double)job->k};
     c.blocks = ceil_(c.m * row->per_m) * ceil_(c.n * row->per_n) * (double)job->batches * cluster_blocks(kernel);
+    c.partials = c.m * (double)TCG_PARTIAL_ROW(b->size) * (double)job->batches;
     c.iterations = max2(ceil_(c.k * row->per_k), 1);
     if (kernel->cluster_k > 1)
         c.iterations = ceil_(c.iterations / kernel->cluster_k);
 
     /* Bytes of a k-block that exist, and the instructions that fetch them. */
-    c.lines_a = kernel->cluster_n > 1 ? kernel->block_m : min2(c.m, kernel->block_m); /* shared: in whole boxes */
-    c.lines_b = kernel->cluster_m > 1 ? kernel->block_n : min2(c.n, kernel->block_n);
+    c.lines_a = min2(c.m, kernel->block_m);
+    c.lines_b = min2(c.n, kernel->block_n);
     double depth_bytes = min2(c.k, kernel->block_k) * job->elem_bytes;
     if (tma) {
+        /* B's last box along N is a whole one but in the last tile; what blocks share of those lines are whole boxes. */
+        const double rows_b = TCG_WGMMA_B_ROWS(kernel->block_n, choice->k_major[1]);
+        double taken_a = c.lines_a, taken_b = min2(c.n, rows_b);
+        if (kernel->cluster_n > 1 && !choice->k_major[0] && taken_a < kernel->block_m)
+            taken_a = OUTSIDE * kernel->block_m;
+        if (kernel->cluster_m > 1 && !choice->k_major[1] && taken_b < rows_b)
+            taken_b = OUTSIDE * rows_b;
+        const double together = min2(c.blocks, row->slots);
         double cycles[2] = {0, 0};
-        boxes_cycles(kernel->block_k, kernel->block_m, TCG_TMA_BOX_ELEMS, kernel->cluster_n, c.lines_a,
-                     choice->k_major[0], !choice->copy[0] && straddles(a, choice->k_major[0]), cycles);
-        boxes_cycles(kernel->block_k, kernel->block_n, TCG_WGMMA_B_BOX(kernel->block_n, choice->k_major[1]),
-                     kernel->cluster_m, c.lines_b, choice->k_major[1],
-                     !choice->copy[1] && straddles(b, choice->k_major[1]), cycles);
+        boxes_cycles(kernel->block_k, TCG_TMA_BOX_ELEMS, kernel->cluster_n, taken_a, choice->k_major[0],
+                     !choice->copy[0] && straddles(a, choice->k_major[0]), together, cycles);
+        boxes_cycles(kernel->block_k, TCG_WGMMA_B_BOX(kernel->block_n, choice->k_major[1]), kernel->cluster_m,
+                     taken_b, choice->k_major[1], !choice->copy[1] && straddles(b, choice->k_major[1]), together,
+                     cycles);
         c.traffic = max2(cycles[0], cycles[1]) + (kernel->block_n <= NARROW ? KBLOCK_CYCLES : 0);
     } else {
         c.traffic = (c.lines_a + c.lines_b) * depth_bytes * view->per_l2_byte * (kernel->shifted ? SHIFT_TRAFFIC : 1);
     }
     c.cycles = row->block_cycles;
-    if (kernel->family == TCG_FAMILY_mma && kernel->align_bytes < ROW_ALIGN_BYTES && !kernel->shifted) {
-        c.cycles += (CUT_START_CYCLES +
-                     CUT_CYCLES * (kernel->block_m + kernel->block_n) * kernel->block_k * job->elem_bytes / 16) *
-                    (kernel->order == TCG_nt ? 1 : CUT_TURNED);
+    if (cuts(kernel)) {
+        c.cycles += CUT_START_CYCLES +
+                    CUT_CYCLES * (kernel->block_m + kernel->block_n) * kernel->block_k * job->elem_bytes / 16;
     } else if (kernel->order >= 0 && !tma) {
-        int width_a = choice->copy[0] || kernel->shifted ? ROW_ALIGN_BYTES
-                      : choice->k_major[0]               ? a->align_k
-                                                         : a->align_own;
-        int width_b = choice->copy[1] || kernel->shifted ? ROW_ALIGN_BYTES
-                      : choice->k_major[1]               ? b->align_k
-                                                         : b->align_own;
+        const bool words = kernel->shifted; /* whole ones are copied, wherever lines begin */
+        int width_a = choice->copy[0] || words ? ROW_ALIGN_BYTES : align_along(a, choice->k_major[0]);
+        int width_b = choice->copy[1] || words ? ROW_ALIGN_BYTES : align_along(b, choice->k_major[1]);
         double issue = (c.lines_a * per_width(width_a) + c.lines_b * per_width(width_b)) * depth_bytes *
                        (COPY_ISSUE_CYCLES / 32);
         c.traffic = max2(c.traffic, issue);
@@ -691,7 +715,7 @@ static void consider(const struct job *job, const tcg_plan_view *view, bool may_
         const struct operand *side = i ? b : a;
         const double copied = choice->copy[i] ? copy_bytes(job, side, choice->k_major[i]) : 0;
         if (choice->copy[i])
-            c.fixed += (side->bytes + copied) / copy_share(side, choice->k_major[i]) * view->per_dram_byte;
+            c.fixed += copy_cycles(view, side, choice->k_major[i], copied);
         c.moved_bytes += choice->copy[i] ? copied : side->bytes;
     }
     /* Every SM at work all the time would take this; most rows end here. */
@@ -703,7 +727,7 @@ static void consider(const struct job *job, const tcg_plan_view *view, bool may_
     double tried[EVEN_SPLITS_MAX + 1] = {1};
     int count = 1;
     if (may_split && families[kernel->family].splits && kernel->cluster_k == 1) {
-        const double most = splits_most(job, &c);
+        const double most = splits_most(&c);
         if (2 * c.blocks <= row->slots) {
             const double fit = min2(most, floor_(row->slots / c.blocks));
             tried[count++] = min2(floor_(view->sm_count / c.blocks), fit); /* one an SM */
@@ -719,10 +743,9 @@ static void consider(const struct job *job, const tcg_plan_view *view, bool may_
         double total = c.fixed + (wgmma ? wgmma_estimate(job, view, row, &c, splits)
                                         : block_estimate(job, view, row, &c, splits));
         if (splits > 1) {
-            double partials = job->c_elems * 4 * splits;
+            double partials = c.partials * 4 * splits;
             double reduce = 2 * partials + job->c_elems * job->out_bytes * (c.scattered ? SCATTER : 1);
-            total += REDUCE_CYCLES + SPLIT_CYCLES * splits +
-                     reduce * view->per_dram_byte * (2 * partials < view->l2_bytes ? CACHED : 1);
+            total += REDUCE_CYCLES + SPLIT_CYCLES * splits + reduce * view->per_dram_byte;
         }
         if (!best->row || total < best->cycles) {
             *best = *choice;
@@ -765,8 +788,8 @@ static void consider_row(const struct job *job, const tcg_plan_view *view, const
         /* A's n and B's t run along k. */
         bool k_major = i == 0 ? !(order & 2) : (order & 1);
         choice.k_major[i] = k_major;
-        choice.copy[i] = (k_major ? side->align_k : side->align_own) < row->kernel->align_bytes ||
-                         (tma && !tma_describes(job, side, k_major));
+        choice.copy[i] =
+            align_along(side, k_major) < row->kernel->align_bytes || (tma && !tma_describes(job, side, k_major));
         if (choice.copy[i] && !view->util)
             return;
     }
@@ -835,8 +858,8 @@ static void consider_orders(const struct job *job, const tcg_plan_view *view, co
         if ((turn_a && !a->thin) || (turn_b && !b->thin))
             continue;
         const bool a_k_major = a->k_major != turn_a, b_k_major = b->k_major != turn_b;
-        const bool aligned = (a_k_major ? a->align_k : a->align_own) >= ROW_ALIGN_BYTES &&
-                             (b_k_major ? b->align_k : b->align_own) >= ROW_ALIGN_BYTES;
+        const bool aligned =
+            align_along(a, a_k_major) >= ROW_ALIGN_BYTES && align_along(b, b_k_major) >= ROW_ALIGN_BYTES;
         const int coarse = bucket_of(job->dtype, 2 * !a_k_major + b_k_major, false);
         consider_bucket(job, view, coarse, options->family, swap, may_split, best);
         if (!aligned || !best->row)
@@ -1057,7 +1080,7 @@ static int c_tma(const tcg_plan *plan, uint64_t bits, int elem_bytes) {
     if (!rows)
         bits = (uintptr_t)args->c | stride_bits(args->c_col, elem_bytes) |
                (args->batch_ndim ? stride_bits(args->batch[0].c, elem_bytes) : 0);
-    int64_t lines = rows ? args->m : args->n, length = rows ? args->n : args->m,
+    int64_t lines = rows ? args->m : args->n, length = rows ? tcg_row_length(args) : args->m,
             step = rows ? args->c_row : args->c_col;
     bool by_tma =
         length * elem_bytes % ROW_ALIGN_BYTES == 0 && alignment(bits) == ROW_ALIGN_BYTES &&
@@ -1067,7 +1090,7 @@ static int c_tma(const tcg_plan *plan, uint64_t bits, int elem_bytes) {
     return rows ? by_tma ? TCG_C_TMA_ROWS : TCG_C_STAGED_ROWS : by_tma ? TCG_C_TMA_COLUMNS : TCG_C_STAGED_COLUMNS;
 }
 
-/* C, or the partials: [split][batch][m][n] packed, at the end of the workspace. */
+/* C, or the partials at the end of the workspace. */
 static int place_result(const struct job *job, const struct choice *choice, tcg_plan *plan, tcg_error *err) {
     tcg_gemm_args *args = &plan->args;
     int64_t row = job->c_stride[choice->swap], col = job->c_stride[!choice->swap];
@@ -1076,9 +1099,11 @@ static int place_result(const struct job *job, const struct choice *choice, tcg_
     if (plan->splits > 1) {
         int64_t entry, all, bytes;
         plan->result.c = job->c;
-        plan->result.row = row;
-        plan->result.col = col;
-        if (__builtin_mul_overflow(args->m, args->n, &entry) || __builtin_mul_overflow(entry, job->batches, &all) ||
+        plan->result.row = job->c_stride[choice->swap];
+        plan->result.col = job->c_stride[!choice->swap];
+        row = TCG_PARTIAL_ROW(args->n);
+        col = 1;
+        if (__builtin_mul_overflow(args->m, row, &entry) || __builtin_mul_overflow(entry, job->batches, &all) ||
             __builtin_mul_overflow(all, 4 * (int64_t)plan->splits, &bytes) || bytes > INT64_MAX / 4)
             return too_large(err, "the partial sums");
         args->c_split = all;
@@ -1092,8 +1117,6 @@ static int place_result(const struct job *job, const struct choice *choice, tcg_
         }
         args->c = NULL;
         args->c_dtype = TCG_f32;
-        row = args->n;
-        col = 1;
         bits = 0;
     } else {
         args->c = job->c;
@@ -1146,7 +1169,7 @@ static const char *explain(const struct job *job, const struct choice *choice, c
     if (missing)
         return "an operand without a unit stride is copied first";
     if (choice->copy[0] || choice->copy[1])
-        return "unaligned rows: a padded copy costs less than narrow loads";
+        return "unaligned or very short rows: a padded copy costs less than taking them as they lie";
     if (kernel->shifted)
         return "unaligned rows: taken as they lie, and the few of the other operand shifted to match";
     if (kernel->align_bytes < ROW_ALIGN_BYTES)

@@ -243,7 +243,8 @@ static const char *check_result(const tcg_problem *problem, const tcg_plan *plan
     reach(&partial, args->n, args->c_col);
     for (int d = 0; d < args->batch_ndim; d++)
         reach(&partial, args->batch[d].size, args->batch[d].c);
-    if (partial.low != 0 || partial.high + 1 != args->c_split ||
+    if (partial.low != 0 || partial.high + 1 + args->c_row - args->n != args->c_split ||
+        args->c_row != TCG_PARTIAL_ROW(args->n) ||
         (__int128)args->c_split * plan->splits * 4 != (__int128)plan->partials_bytes)
         return "partial sums of another size";
     return NULL;
@@ -271,8 +272,8 @@ static const char *tma_fault(const tcg_plan *plan) {
     bool rows = args->c_tma == TCG_C_TMA_ROWS;
     int64_t whole = 16 / tcg_dtype_bytes[args->c_dtype]; /* elements that TMA writes at once */
     if ((rows || args->c_tma == TCG_C_TMA_COLUMNS) &&
-        ((!rows && args->c_dtype == TCG_f32) || (uintptr_t)args->c % 16 || (rows ? args->n : args->m) % whole ||
-         (rows ? args->c_col : args->c_row) != 1 ||
+        ((!rows && args->c_dtype == TCG_f32) || (uintptr_t)args->c % 16 ||
+         (rows ? tcg_row_length(args) : args->m) % whole || (rows ? args->c_col : args->c_row) != 1 ||
          (rows ? args->m > 1 && args->c_row % whole : args->n > 1 && args->c_col % whole) ||
          (args->batch_ndim && args->batch[0].c % whole) || (plan->splits > 1 && args->c_split % whole)))
         return "a result that TMA cannot write";

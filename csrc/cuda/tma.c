@@ -46,8 +46,7 @@ static int encode(const tcg_driver *driver, const tensor *of, tcg_tensor_map *ma
     return 0;
 }
 
-/* Lines of a K-major operand that one box brings. A short operand gets a short box: lines outside a tensor cost more than
- * others. A shared one comes in equal slices. */
+/* Lines of a K-major operand that one box brings. A short operand gets a short box; a shared one comes in equal slices. */
 static uint32_t box_lines(int block, int sharers, int64_t lines) {
     return (uint32_t)(sharers == 1 && lines < block ? lines : block / sharers);
 }
@@ -64,7 +63,11 @@ typedef struct operand {
     int sharers;     /* blocks of a cluster that load a slice of the tile each */
 } operand;
 
-/* The operand's map and, where its last tile has one, that tile's. */
+/* Lines of a swizzle's period, or elements of 16 bytes. */
+static int round_up_8(int count) { return (count + 7) / 8 * 8; }
+
+/* The operand's map and, where its last tile has less than the others, that tile's: of shorter boxes along k, or of its last
+ * box, which is narrower. Lines of a narrow box lie in shared memory as those of a whole one do. */
 static int encode_operand(const tcg_driver *driver, const tcg_kernel *kernel, const operand *of, int64_t k,
                           tcg_tensor_map *map, tcg_tensor_map *part_map, tcg_tma_side *side, tcg_error *err) {
     tensor t = {.name = of->name,
@@ -80,20 +83,27 @@ static int encode_operand(const tcg_driver *driver, const tcg_kernel *kernel, co
                 .box_outer = of->k_major ? box_lines(of->block, of->sharers, of->own) : (uint32_t)kernel->block_k};
     const int lines = of->k_major ? (int)t.box_outer * of->sharers : of->rows;
     /* No part where the operand has whole tiles, or one, whose box is as short as it is. */
-    const bool parts =
-        kernel->family == TCG_FAMILY_wgmma && of->sharers == 1 && !(of->k_major && of->own < of->block);
+    const bool parts = kernel->family == TCG_FAMILY_wgmma &&
+                       (of->k_major ? of->sharers > 1 || of->own >= of->block : of->sharers == 1);
     const int part = parts ? (int)(of->own % of->block) : 0;
-    const int boxes = (part + of->box - 1) / of->box;
-    const int part_lines = part == 0 ? lines : of->k_major ? part : boxes * of->box;
+    int share, last, part_lines;
+    if (of->k_major) {
+        share = last = of->sharers == 1 ? part : round_up_8((part + of->sharers - 1) / of->sharers);
+        part_lines = part ? share * of->sharers : lines;
+    } else {
+        share = (part + of->box - 1) / of->box;
+        last = round_up_8(part - (share - 1) * of->box);
+        part_lines = part ? (share - 1) * of->box + last : lines;
+    }
     *side = (tcg_tma_side){.bytes = lines * kernel->block_k * 2,
                            .part_bytes = part_lines * kernel->block_k * 2,
-                           .part_boxes = (int16_t)boxes,
+                           .part_share = (int16_t)share,
                            .batched = of->entry_stride != 0};
     if (encode(driver, &t, map, err))
         return -1;
-    if (part == 0 || !of->k_major)
+    if (part == 0)
         return 0;
-    t.box_outer = (uint32_t)part;
+    *(of->k_major ? &t.box_outer : &t.box_inner) = (uint32_t)last;
     return encode(driver, &t, part_map, err);
 }
 
@@ -106,7 +116,7 @@ static int encode_result(const tcg_driver *driver, const tcg_kernel *kernel, con
     tensor c = {.name = "C",
                 .data = args->c,
                 .dtype = args->c_dtype,
-                .inner = rows ? args->n : args->m,
+                .inner = rows ? tcg_row_length(args) : args->m,
                 .outer = rows ? args->m : args->n,
                 .entries = batches * args->splits,
                 .outer_stride = rows ? args->c_row : args->c_col,

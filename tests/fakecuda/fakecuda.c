@@ -591,7 +591,8 @@ static CUresult run_copy(const tcg_copy_args *args, unsigned grid) {
         if (job->blocks == 0)
             continue;
         if (job->batches != entries(job->batch, job->batch_ndim) ||
-            (job->by_pieces && !right_walk(job, args->elem_bytes)))
+            (job->way == TCG_COPY_PIECES && !right_walk(job, args->elem_bytes)) ||
+            (job->way == TCG_COPY_TURNED && job->src_row != 1))
             return CUDA_ERROR_LAUNCH_FAILED;
         if ((uintptr_t)job->dst % 16 || job->dst_row * args->elem_bytes % 16)
             return CUDA_ERROR_MISALIGNED_ADDRESS;
@@ -615,7 +616,8 @@ static CUresult run_copy(const tcg_copy_args *args, unsigned grid) {
 }
 
 static CUresult run_reduce(const tcg_reduce_args *args) {
-    if (args->batches != entries(args->batch, args->batch_ndim) || (uintptr_t)args->partials % 16)
+    if (args->batches != entries(args->batch, args->batch_ndim) || (uintptr_t)args->partials % 16 ||
+        args->partial_row < args->n || args->partial_row % 4 || args->c_split % 4)
         return CUDA_ERROR_LAUNCH_FAILED;
     uint64_t bits = 0;
     int out_bytes = args->c_dtype == TCG_f32 ? 4 : 2;
@@ -628,7 +630,7 @@ static CUresult run_reduce(const tcg_reduce_args *args) {
             for (int64_t j = 0; j < args->n; j++) {
                 float sum = 0;
                 for (int64_t s = 0; s < args->splits; s++)
-                    sum += args->partials[s * args->c_split + (e * args->m + i) * args->n + j];
+                    sum += args->partials[s * args->c_split + (e * args->m + i) * args->partial_row + j];
                 store(args->c, c + i * args->c_row + j * args->c_col, args->c_dtype, sum);
             }
         }
@@ -892,7 +894,8 @@ API CUresult cuTensorMapEncodeTiled(void *map, int dtype, uint32_t rank, void *a
                                     const uint64_t *strides_bytes, const uint32_t *box, const uint32_t *steps,
                                     int interleave, int swizzle, int promotion, int fill) {
     (void)steps, (void)promotion, (void)fill;
-    CALL(cuTensorMapEncodeTiled, "dtype=%d rank=%u address=%#zx swizzle=%d", dtype, rank, (size_t)address, swizzle);
+    CALL(cuTensorMapEncodeTiled, "dtype=%d rank=%u address=%#zx swizzle=%d box=%ux%u", dtype, rank, (size_t)address,
+         swizzle, box[0], rank > 1 ? box[1] : 1);
     REQUIRE((uintptr_t)map % 128 == 0 && rank >= 1 && rank <= 5 && (uintptr_t)address % 16 == 0 && !interleave,
             CUDA_ERROR_INVALID_VALUE);
     for (uint32_t i = 0; i < rank; i++) {
