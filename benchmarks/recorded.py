@@ -14,6 +14,7 @@ COMMANDS = {
     "ceilings": "python benchmarks/ceilings.py --json benchmarks/results/ceilings.json",
     "all": "python benchmarks/bench.py --suite all --peers torch,cublaslt --floor --json benchmarks/results/all.json",
     "float16": "python benchmarks/bench.py --suite square,llm --dtype float16 --peers torch,cublaslt --json benchmarks/results/bench_fp16.json",
+    "random": "python benchmarks/bench.py --suite random --peers torch --json benchmarks/results/random.json",
     "cliff": "python benchmarks/bench.py --suite cliff --peers torch --json benchmarks/results/cliff.json",
     "steps": "python benchmarks/bench.py --suite steps --peers torch,cublaslt --json benchmarks/results/steps.json",
     "host": "python benchmarks/bench.py --suite host --json benchmarks/results/all_host.json",

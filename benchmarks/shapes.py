@@ -1,5 +1,6 @@
 """What is measured: problems A[M,K] @ B[K,N] by suite. Imports nothing but the standard library."""
 
+import random
 from dataclasses import dataclass
 
 ORDERS = ("nn", "nt", "tn", "tt")
@@ -30,6 +31,23 @@ class Problem:
         """A, B and C together."""
         inputs = (self.m * self.k + self.k * self.n) * ITEM_BYTES[in_dtype]
         return (inputs + self.m * self.n * ITEM_BYTES[out_dtype or in_dtype]) * self.batch
+
+
+def drawn(count, seed):
+    """Problems that nobody chose: sizes even on a logarithmic scale, M up to 4096, N and K from 16 to 16384, in half of the
+    problems multiples of 8; any order."""
+    draw = random.Random(seed).random  # the one method whose numbers no release of Python changes
+    problems = []
+    while len(problems) < count:
+        step = 8 if draw() < 0.5 else 1
+        m, n, k = (
+            max(step, round(low * (high / low) ** draw() / step) * step)
+            for low, high in ((1, 4096), *[(16, 16384)] * 2)
+        )
+        order = ORDERS[int(draw() * 4)]
+        if m * n * k <= 1e11:
+            problems.append(Problem(m, n, k, order))
+    return problems
 
 
 # The weights [N, K] of language models: attention, MLP and output projections from 7 to 70 billion parameters, and the
@@ -87,7 +105,8 @@ SUITES = {
     ],
     "layouts": [Problem(n, n, n, order) for n in (2048, 4096, 8192) for order in ORDERS]
     + [Problem(m, 4096, 4096, order) for m in (16, 128, 1024) for order in ORDERS],
-    # Outside `all`: what one row, column or k more costs, and whether time ever falls as M grows.
+    # Outside `all`: shapes by chance, what one row, column or k more costs, and whether time ever falls as M grows.
+    "random": drawn(240, seed=1),
     "cliff": [Problem(n, n, n) for n in range(4032, 4161)],
     "steps": [
         Problem(m, n, k)

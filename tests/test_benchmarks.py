@@ -39,6 +39,7 @@ def test_suites_have_the_sizes_they_are_known_by():
         "skinny": 9,
         "batched": 7,
         "layouts": 24,
+        "random": 240,
         "cliff": 129,
         "steps": 234,
     }
@@ -54,6 +55,10 @@ def test_suites_hold_what_their_names_say():
     assert {problem.order for problem in shapes.SUITES["layouts"]} == set(shapes.ORDERS)
     assert all(problem.batch > 1 for problem in shapes.SUITES["batched"])
     assert {problem.m for problem in shapes.SUITES["steps"]} >= {1, 2, 16, 24, 512}
+    by_chance = shapes.SUITES["random"]
+    assert by_chance == shapes.drawn(240, seed=1) and str(by_chance[3]) == "7x11212x8273:nn"
+    assert 90 < sum(all(size % 8 == 0 for size in (p.m, p.n, p.k)) for p in by_chance) < 150
+    assert min(sum(p.order == order for p in by_chance) for order in shapes.ORDERS) > 40
     assert sum(len(shapes.SUITES[name]) for name in shapes.ALL) == 180
 
 

@@ -85,7 +85,7 @@ def products(dtype="bfloat16"):
 
 
 def recorded_suites():
-    return [suite for suite in SUITES if suite not in ("cliff", "steps")]
+    return [suite for suite in SUITES if suite not in ("random", "cliff", "steps")]
 
 
 def ceilings():
@@ -174,6 +174,7 @@ def folder(tmp_path):
     for name, result in {
         "all": record("bench", products()),
         "half": record("bench", products("float16")),
+        "random": record("bench", [product("random", problem) for problem in SUITES["random"]]),
         "cliff": record("bench", [product("cliff", problem) for problem in SUITES["cliff"]]),
         "steps": record("bench", [product("steps", problem) for problem in SUITES["steps"]]),
         "ceilings": record("ceilings", ceilings()),
