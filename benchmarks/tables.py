@@ -65,12 +65,12 @@ def summary(results, dtype):
     llm = results.suite("llm", dtype)
     llm_ratios = ratios(llm.rows)
     parts = [f"{timing.geomean(llm_ratios):.2f} x torch's speed over {len(llm_ratios)} products of language models"]
-    for suite, text in (("square", "squares"), ("odd", "odd sizes")):
+    for suite, text in (("square", "squares"), ("odd", "odd sizes"), ("random", "shapes drawn by chance")):
         try:
             source = results.suite(suite, dtype)
         except Missing:
             continue
-        if source.path == llm.path:
+        if source.card == llm.card:
             parts.append(f"{timing.geomean(ratios(source.rows)):.2f} x over {text}")
     return [f"On one {llm.card}, {dtype}: " + ", ".join(parts) + " (geometric means)."]
 
