@@ -42,7 +42,7 @@ def drawn(count, seed):
         step = 8 if draw() < 0.5 else 1
         m, n, k = (
             max(step, round(low * (high / low) ** draw() / step) * step)
-            for low, high in ((1, 4096), *[(16, 16384)] * 2)
+            for low, high in ((1, 4096), (16, 16384), (16, 16384))
         )
         order = ORDERS[int(draw() * 4)]
         if m * n * k <= 1e11:

@@ -17,7 +17,7 @@ SUITES = {
     "skinny": "one or two sizes far smaller than the others",
     "batched": "many small products at once",
     "layouts": "all four operand orders",
-    "random": "drawn by chance: all orders, half of them unaligned",
+    "random": "drawn by chance: all orders, half of them in multiples of 8",
 }
 
 # (suite, M, N, K): rows of the table of single products.

@@ -205,7 +205,7 @@ def test_last_boxes_end_with_the_operand(run_fake):
             a_axes, b_axes = ((0, 1) if letter == "n" else (1, 0) for letter in order)
             a = fake.Operand("bfloat16", ref.packed((m, 64), order=a_axes), rng.integers(-2, 3, (m, 64)))
             b = fake.Operand("bfloat16", ref.packed((64, n), order=b_axes), rng.integers(-2, 3, (64, n)))
-            c = tcgemm.matmul(a.capsule(), b.capsule(), kernel=row + ":direct")
+            fake.check(tcgemm.matmul(a.capsule(), b.capsule(), kernel=row + ":direct"), a, b)
             maps = fake.calls("cuTensorMapEncodeTiled")
             return [tuple(map(int, re.search(r"box=(\\d+)x(\\d+)", line).groups())) for line in maps]
 

@@ -188,7 +188,10 @@ def test_unaligned_rows_are_copied_where_that_is_little_against_the_product():
     large = plan(4096, 4096, 4097)
     assert len(large["copies"]) == 2 and ROWS[large["kernel"]]["align_bytes"] == 16
     assert large["workspace_bytes"] >= 2 * 4096 * 4104 * 2
-    for m in (1, 8, 16):  # as tall: all of B would be copied for a few rows of A
+    for m in (1, 8, 16):  # what is small is copied in no time
+        small = plan(m, 100, 65)
+        assert small["copies"] and ROWS[small["kernel"]]["align_bytes"] == 16
+    for m in (1, 8, 16):  # all of a large B would be copied for a few rows of A
         few = plan(m, 4096, 4097)
         assert not few["copies"] and ROWS[few["kernel"]]["align_bytes"] == 2
     # A shifted base is as unaligned as an odd stride.

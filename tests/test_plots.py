@@ -18,7 +18,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import recorded  # noqa: E402
 import tables  # noqa: E402
 import timing  # noqa: E402
-from shapes import SUITES, Problem  # noqa: E402
+from shapes import ALL, SUITES, Problem  # noqa: E402
 
 RECORDED = sorted((BENCHMARKS / "results").glob("*.json"))
 needs_records = pytest.mark.skipif(not RECORDED, reason="nothing is recorded in benchmarks/results")
@@ -81,11 +81,7 @@ def product(suite, problem, in_dtype="bfloat16", **us):
 
 
 def products(dtype="bfloat16"):
-    return [product(suite, problem, dtype) for suite in recorded_suites() for problem in SUITES[suite]]
-
-
-def recorded_suites():
-    return [suite for suite in SUITES if suite not in ("random", "cliff", "steps")]
+    return [product(suite, problem, dtype) for suite in ALL for problem in SUITES[suite]]
 
 
 def ceilings():
