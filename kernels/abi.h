@@ -172,7 +172,8 @@ typedef struct tcg_copy_args {
 
 /* tcg_reduce: C = sum of the fp32 partials in an order that the number of splits alone decides, one rounding. Partials are
  * [split][batch][m] lines of n at multiples of 16 bytes, `partial_row` elements apart; batch[].a is C's stride. */
-#define TCG_PARTIAL_ROW(n) (((n) + 3) / 4 * 4)
+#define TCG_REDUCE_ELEMS 4 /* neighbours that a thread adds up: 16 bytes of a line of partials */
+#define TCG_PARTIAL_ROW(n) (((n) + TCG_REDUCE_ELEMS - 1) / TCG_REDUCE_ELEMS * TCG_REDUCE_ELEMS)
 typedef struct tcg_reduce_args {
     const float *partials;
     void *c;
@@ -193,6 +194,7 @@ typedef struct tcg_reduce_args {
 #define TCG_COPY_THREADS (1 << TCG_COPY_THREADS_LOG2)
 #define TCG_COPY_BLOCKS 4 /* that fit an SM */
 #define TCG_COPY_TURN 64  /* rows and columns of a tile, where contiguous source columns are turned */
+#define TCG_COPY_PATCH_BYTES (TCG_COPY_TURN * (TCG_COPY_TURN + 1) * 4) /* of shared memory, for such tiles */
 #define TCG_COPY_DEPTH 2  /* pieces of 16 bytes that a thread has on the way at once */
 #define TCG_REDUCE_THREADS_LOG2 8
 #define TCG_REDUCE_THREADS (1 << TCG_REDUCE_THREADS_LOG2)

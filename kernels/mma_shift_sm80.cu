@@ -383,24 +383,18 @@ template <class In, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARPS, int STAGES
     }
 };
 
-#define TCG_MMA_SHIFT_KERNEL(in, order, BM, BN, BK, WARPS, STAGES)                        \
-    extern "C" __global__ void __launch_bounds__(TCG_MMA_SHIFT_THREADS(WARPS), (WARPS) > 4 ? 2 : 3)         \
-        TCG_MMA_SHIFT_NAME(in, order, BM, BN, BK, WARPS, STAGES)(                         \
-            const __grid_constant__ tcg_gemm_args args) {                                 \
-        extern __shared__ __align__(1024) char smem[];                                    \
-        mma_shift_kernel<in, BM, BN, BK, WARPS, STAGES>::run(args, smem);                 \
+/* Blocks an SM that have to find registers: no more than find shared memory. */
+static constexpr int blocks_of(int warps, int smem_bytes) {
+    return smem_bytes > 113 * 1024 ? 1 : warps > 4 ? 2 : 3;
+}
+
+#define TCG_MMA_SHIFT_KERNEL(in, order, BM, BN, BK, WARPS, STAGES)                                                       \
+    extern "C" __global__ void __launch_bounds__(TCG_MMA_SHIFT_THREADS(WARPS),                                           \
+                                                 blocks_of(WARPS, TCG_MMA_SHIFT_SMEM(BM, BN, BK, STAGES)))               \
+        TCG_MMA_SHIFT_NAME(in, order, BM, BN, BK, WARPS, STAGES)(const __grid_constant__ tcg_gemm_args args) {           \
+        extern __shared__ __align__(1024) char smem[];                                                                   \
+        mma_shift_kernel<in, BM, BN, BK, WARPS, STAGES>::run(args, smem);                                                \
     }
 
-/* An image holds the rows of one input type. */
-#ifdef TCG_IN_f16
-#define TCG_ROW_f16(...) TCG_MMA_SHIFT_KERNEL(__VA_ARGS__)
-#else
-#define TCG_ROW_f16(...)
-#endif
-#ifdef TCG_IN_bf16
-#define TCG_ROW_bf16(...) TCG_MMA_SHIFT_KERNEL(__VA_ARGS__)
-#else
-#define TCG_ROW_bf16(...)
-#endif
-#define TCG_MMA_SHIFT(in, ...) TCG_ROW_##in(in, __VA_ARGS__)
+#define TCG_MMA_SHIFT(...) TCG_ROW(TCG_MMA_SHIFT_KERNEL, __VA_ARGS__)
 #include "table.def"

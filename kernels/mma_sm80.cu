@@ -88,11 +88,21 @@ template <class Tile, int THREADS> struct copy_map {
 
 static __device__ __forceinline__ int clamp(int value, int low, int high) { return min(max(value, low), high); }
 
+/* By way of L1, which asks for a sector of the L2 cache, of 32 bytes, once where two pieces lie in it; or past it. */
+template <bool L1> static __device__ __forceinline__ void copy_piece(uint32_t dst, const void *src, int src_bytes) {
+    if constexpr (L1) {
+        cp_async_ca_16(dst, src, src_bytes);
+    } else {
+        cp_async_cg_16(dst, src, src_bytes);
+    }
+}
+
 /* One thread's share of filling an operand's tiles, k-block after k-block. What lies outside the operand is
  * written as zeros and never read. */
 template <class Tile, int MN, int BLOCK_K, bool K_MAJOR, int THREADS> struct aligned_copy {
     typedef copy_map<Tile, THREADS> map;
     static constexpr int COUNT = map::COUNT;
+    static constexpr bool SHORT_LINES = !K_MAJOR && MN <= 16; /* of a sector, or half of one */
 
     const char *src;     /* the next piece */
     int64_t step_bytes;  /* to the piece STEP rows on */
@@ -123,7 +133,7 @@ template <class Tile, int MN, int BLOCK_K, bool K_MAJOR, int THREADS> struct ali
         for (int j = first; j < last; j++) {
             const bool inside = j * map::STEP < rows;
             const int size = !WHOLE ? (inside ? bytes : 0) : K_MAJOR ? (inside ? 16 : 0) : limit;
-            cp_async_cg_16(tile + dst + j * map::STEP * Tile::ROW_BYTES, src, size);
+            copy_piece<SHORT_LINES>(tile + dst + j * map::STEP * Tile::ROW_BYTES, src, size);
             src += step_bytes;
             opaque(src); /* else every multiple of step_bytes gets registers of its own */
         }
@@ -197,7 +207,7 @@ template <class Tile, int MN, int BLOCK_K, bool K_MAJOR, int THREADS> struct una
 #pragma unroll
             for (int j = 0; j < COUNT; j++) {
                 if (exists(j)) {
-                    cp_async_cg_16(raw_address + index(j) * 16, from[j],
+                    copy_piece<!K_MAJOR>(raw_address + index(j) * 16, from[j],
                                    !K_MAJOR || index(j) / WORDS < left ? 16 : 0);
                 }
             }
@@ -222,7 +232,7 @@ template <class Tile, int MN, int BLOCK_K, bool K_MAJOR, int THREADS> struct una
             if (wanted && address < low) {
                 load_first(raw + i * 16, address);
             } else {
-                cp_async_cg_16(raw_address + i * 16, reinterpret_cast<const void *>(address),
+                copy_piece<!K_MAJOR>(raw_address + i * 16, reinterpret_cast<const void *>(address),
                                wanted ? static_cast<int>(smaller(static_cast<int64_t>(high - address), 16)) : 0);
             }
         }
@@ -551,22 +561,12 @@ static constexpr int min_blocks(int threads, int block_m, int block_n, int align
         mma_kernel<in, TCG_##order, BM, BN, BK, WM, WN, STAGES, ALIGN>::run(args, smem);             \
     }
 
-/* An image holds the rows of one input type, and a PTX image only those marked for it. */
-#ifdef TCG_IN_f16
-#define TCG_ROW_f16(...) TCG_MMA_KERNEL(__VA_ARGS__)
-#else
-#define TCG_ROW_f16(...)
-#endif
-#ifdef TCG_IN_bf16
-#define TCG_ROW_bf16(...) TCG_MMA_KERNEL(__VA_ARGS__)
-#else
-#define TCG_ROW_bf16(...)
-#endif
-#define TCG_PTX_ROW_1(in, ...) TCG_ROW_##in(in, __VA_ARGS__)
+/* A PTX image holds only the rows marked for it. */
+#define TCG_PTX_ROW_1(in, ...) TCG_ROW(TCG_MMA_KERNEL, in, __VA_ARGS__)
 #ifdef TCG_PTX_ROWS
 #define TCG_PTX_ROW_0(in, ...)
 #else
-#define TCG_PTX_ROW_0(in, ...) TCG_ROW_##in(in, __VA_ARGS__)
+#define TCG_PTX_ROW_0(in, ...) TCG_ROW(TCG_MMA_KERNEL, in, __VA_ARGS__)
 #endif
 #define TCG_MMA(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN, PTX) \
     TCG_PTX_ROW_##PTX(in, order, BM, BN, BK, WM, WN, STAGES, ALIGN)

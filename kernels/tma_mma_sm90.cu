@@ -376,13 +376,5 @@ static constexpr int min_blocks(int warps, int accumulators, int smem_bytes) {
         }                                                                                                         \
     }
 
-/* An image holds the rows of one input type. */
-#ifdef TCG_IN_f16
-#define TCG_ROW_f16 TCG_TMA_MMA_KERNEL
-#define TCG_ROW_bf16(...)
-#else
-#define TCG_ROW_f16(...)
-#define TCG_ROW_bf16 TCG_TMA_MMA_KERNEL
-#endif
-#define TCG_TMA_MMA(in, ...) TCG_ROW_##in(in, __VA_ARGS__)
+#define TCG_TMA_MMA(...) TCG_ROW(TCG_TMA_MMA_KERNEL, __VA_ARGS__)
 #include "table.def"

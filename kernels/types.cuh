@@ -57,4 +57,17 @@ static __host__ __device__ __forceinline__ int widest_access(uint64_t bits) {
     return static_cast<int>(bits & (0 - bits));
 }
 
+/* A kernel file's row of table.def by its macro KERNEL, where the image is that of its input type. */
+#ifdef TCG_IN_f16
+#define TCG_ROW_f16(KERNEL, ...) KERNEL(__VA_ARGS__)
+#else
+#define TCG_ROW_f16(...)
+#endif
+#ifdef TCG_IN_bf16
+#define TCG_ROW_bf16(KERNEL, ...) KERNEL(__VA_ARGS__)
+#else
+#define TCG_ROW_bf16(...)
+#endif
+#define TCG_ROW(KERNEL, in, ...) TCG_ROW_##in(KERNEL, in, __VA_ARGS__)
+
 #endif

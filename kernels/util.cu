@@ -167,10 +167,10 @@ template <class T> static __device__ __forceinline__ void copy_elements(const tc
     }
 }
 
-/* Contiguous source columns: square tiles turned in shared memory, so that both sides run along memory. `patch`: TCG_COPY_TURN rows
- * of an odd number of words. */
+/* Contiguous source columns: square tiles turned in shared memory, so that both sides run along memory. `patch`:
+ * TCG_COPY_TURN rows of an odd number of words. */
 template <class T>
-static __device__ __forceinline__ void copy_transposed(const tcg_copy_job &job, uint32_t block, uint32_t *patch) {
+static __device__ __forceinline__ void copy_transposed(const tcg_copy_job &job, uint32_t block, char *patch) {
     constexpr int PITCH = TCG_COPY_TURN + 4 / static_cast<int>(sizeof(T));
     constexpr int STEP = TCG_COPY_THREADS / TCG_COPY_TURN;
     constexpr int WIDE = 4 / static_cast<int>(sizeof(T)); /* elements of a store */
@@ -219,7 +219,7 @@ static __device__ __forceinline__ void copy_transposed(const tcg_copy_job &job, 
 }
 
 template <class T>
-static __device__ __forceinline__ void copy_strided(const tcg_copy_job &job, uint32_t block, uint32_t *patch) {
+static __device__ __forceinline__ void copy_strided(const tcg_copy_job &job, uint32_t block, char *patch) {
     if (job.way == TCG_COPY_TURNED) {
         copy_transposed<T>(job, block, patch);
     } else {
@@ -229,7 +229,7 @@ static __device__ __forceinline__ void copy_strided(const tcg_copy_job &job, uin
 
 extern "C" __global__ void __launch_bounds__(TCG_COPY_THREADS, TCG_COPY_BLOCKS)
     tcg_copy(const __grid_constant__ tcg_copy_args args) {
-    __shared__ __align__(16) uint32_t patch[TCG_COPY_TURN * (TCG_COPY_TURN + 1)];
+    extern __shared__ __align__(16) char patch[]; /* where a job is TCG_COPY_TURNED */
     griddepcontrol_launch_dependents();
     const int which = blockIdx.x >= args.job[0].blocks;
     const uint32_t block = blockIdx.x - (which ? args.job[0].blocks : 0);
@@ -244,27 +244,31 @@ extern "C" __global__ void __launch_bounds__(TCG_COPY_THREADS, TCG_COPY_BLOCKS)
 
 /* ---- tcg_reduce --------------------------------------------------------------------------------------------- */
 
+enum { ELEMS = TCG_REDUCE_ELEMS };
+static_assert(ELEMS == 4, "what float4 holds");
+
 /* Neighbours of C's row from their sums, together: at a multiple of their bytes. By __stwb, a plain store that the compiler
  * does not take apart for what it shares with the stores of single elements. */
-template <class T> static __device__ __forceinline__ void store_together(void *to, const float (&sums)[4]) {
+template <class T> static __device__ __forceinline__ void store_together(void *to, const float (&sums)[ELEMS]) {
     __stwb(static_cast<uint2 *>(to),
            make_uint2(pair_from_floats<T>(sums[0], sums[1]), pair_from_floats<T>(sums[2], sums[3])));
 }
 
-template <> __device__ __forceinline__ void store_together<f32>(void *to, const float (&sums)[4]) {
+template <> __device__ __forceinline__ void store_together<f32>(void *to, const float (&sums)[ELEMS]) {
     __stwb(static_cast<float4 *>(to), make_float4(sums[0], sums[1], sums[2], sums[3]));
 }
 
 /* The first `count` of four neighbours' sums, from C's element `at` on. */
 template <class T>
-static __device__ __forceinline__ void store_sums(const tcg_reduce_args &args, int64_t at, const float (&sums)[4], int64_t count) {
+static __device__ __forceinline__ void store_sums(const tcg_reduce_args &args, int64_t at, const float (&sums)[ELEMS],
+                                                  int64_t count) {
     T *to = static_cast<T *>(args.c) + at;
-    if (args.c_together && count >= 4) {
+    if (args.c_together && count >= ELEMS) {
         store_together<T>(to, sums);
         return;
     }
 #pragma unroll
-    for (int e = 0; e < 4; e++) {
+    for (int e = 0; e < ELEMS; e++) {
         if (e < count) {
             to[e * args.c_col] = from_float<T>(sums[e]);
         }
@@ -276,23 +280,23 @@ static __device__ __forceinline__ void store_sums(const tcg_reduce_args &args, i
  * another warp. */
 enum { PARTS = TCG_REDUCE_PARTS, PART_THREADS = TCG_REDUCE_THREADS / PARTS };
 
-static __device__ __forceinline__ void load_partials(float (&to)[4], const float *partial) {
+static __device__ __forceinline__ void load_partials(float (&to)[ELEMS], const float *partial) {
     const float4 four = *reinterpret_cast<const float4 *>(partial);
     to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
 }
 
-static __device__ __forceinline__ void add(float (&sums)[4], const float (&more)[4]) {
+static __device__ __forceinline__ void add(float (&sums)[ELEMS], const float (&more)[ELEMS]) {
 #pragma unroll
-    for (int e = 0; e < 4; e++) {
+    for (int e = 0; e < ELEMS; e++) {
         sums[e] += more[e];
     }
 }
 
-/* One thread's sums of `count` > 0 times four values a `step` apart: in order where they are one part's, else by parts. PARTS or half
- * as many loads are on the way at once. */
+/* One thread's sums of `count` > 0 times four values a `step` apart: in order where they are one part's, else by parts.
+ * PARTS or half as many loads are on the way at once. */
 template <bool ONE_PART>
-static __device__ __forceinline__ void add_up(float (&sums)[4], const float *partial, int count, int64_t step) {
-    float parts[PARTS][4];
+static __device__ __forceinline__ void add_up(float (&sums)[ELEMS], const float *partial, int count, int64_t step) {
+    float parts[PARTS][ELEMS];
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
         if (i < count) {
@@ -305,7 +309,7 @@ static __device__ __forceinline__ void add_up(float (&sums)[4], const float *par
             partial += PARTS * step;
 #pragma unroll
             for (int half = 0; half < PARTS; half += PARTS / 2) {
-                float more[PARTS / 2][4];
+                float more[PARTS / 2][ELEMS];
 #pragma unroll
                 for (int i = 0; i < PARTS / 2; i++) {
                     if (first + half + i < count) {
@@ -322,7 +326,7 @@ static __device__ __forceinline__ void add_up(float (&sums)[4], const float *par
         }
     }
 #pragma unroll
-    for (int e = 0; e < 4; e++) {
+    for (int e = 0; e < ELEMS; e++) {
         sums[e] = parts[0][e];
     }
 #pragma unroll
@@ -334,7 +338,7 @@ static __device__ __forceinline__ void add_up(float (&sums)[4], const float *par
     if constexpr (ONE_PART) {
 #pragma unroll 1
         for (int i = PARTS; i < count; i++) {
-            float more[4];
+            float more[ELEMS];
             load_partials(more, partial + i * step);
             add(sums, more);
         }
@@ -343,11 +347,11 @@ static __device__ __forceinline__ void add_up(float (&sums)[4], const float *par
 
 /* A thread adds up a piece, four neighbours of a line of partials, of which a line's last may hold fewer. Neighbouring threads
  * run along C's contiguous axis; where that is m, two of them share a line, so that both the partials' sectors of the L2
- * cache and C's are used whole. part_sums: PARTS * PART_THREADS * 4 of them. */
+ * cache and C's are used whole. part_sums: PARTS * PART_THREADS * ELEMS of them. */
 template <bool SHARED>
 static __device__ __forceinline__ void reduce(const tcg_reduce_args &args, float *part_sums) {
     const bool along_m = args.c_row == 1 && args.c_col != 1;
-    const int64_t pieces = args.partial_row / 4;
+    const int64_t pieces = args.partial_row / ELEMS;
     const int thread = SHARED ? threadIdx.x % PART_THREADS : threadIdx.x;
     const int part = SHARED ? threadIdx.x / PART_THREADS : 0;
     const int threads_log2 = SHARED ? TCG_REDUCE_THREADS_LOG2 - TCG_REDUCE_PARTS_LOG2 : TCG_REDUCE_THREADS_LOG2;
@@ -358,8 +362,8 @@ static __device__ __forceinline__ void reduce(const tcg_reduce_args &args, float
         const int64_t row = along_m ? here.fast : here.slow;
         const int64_t piece = along_m ? here.slow * 2 + thread % 2 : here.fast;
         const bool exists = row < args.m && piece < pieces;
-        const float *partial = args.partials + (here.batch * args.m + row) * args.partial_row + piece * 4;
-        float sums[4];
+        const float *partial = args.partials + (here.batch * args.m + row) * args.partial_row + piece * ELEMS;
+        float sums[ELEMS];
         griddepcontrol_wait();
         if constexpr (!SHARED) {
             if (exists) {
@@ -368,11 +372,11 @@ static __device__ __forceinline__ void reduce(const tcg_reduce_args &args, float
         } else {
             if (exists && part < args.splits) {
                 add_up<true>(sums, partial + part * args.c_split, (args.splits - part + PARTS - 1) / PARTS,
-                                    PARTS * args.c_split);
+                             PARTS * args.c_split);
                 /* A warp's lie side by side for each of their elements: no bank conflicts. */
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    part_sums[(part * 4 + e) * PART_THREADS + thread] = sums[e];
+                for (int e = 0; e < ELEMS; e++) {
+                    part_sums[(part * ELEMS + e) * PART_THREADS + thread] = sums[e];
                 }
             }
             __syncthreads();
@@ -380,8 +384,8 @@ static __device__ __forceinline__ void reduce(const tcg_reduce_args &args, float
 #pragma unroll
                 for (int p = 1; p < PARTS; p++) {
 #pragma unroll
-                    for (int e = 0; e < 4 && p < args.splits; e++) {
-                        sums[e] += part_sums[(p * 4 + e) * PART_THREADS + thread];
+                    for (int e = 0; e < ELEMS && p < args.splits; e++) {
+                        sums[e] += part_sums[(p * ELEMS + e) * PART_THREADS + thread];
                     }
                 }
             }
@@ -391,8 +395,8 @@ static __device__ __forceinline__ void reduce(const tcg_reduce_args &args, float
             continue;
         }
         const int64_t at =
-            entry_offset(args.batch, args.batch_ndim, here.batch) + row * args.c_row + piece * 4 * args.c_col;
-        const int64_t count = args.n - piece * 4;
+            entry_offset(args.batch, args.batch_ndim, here.batch) + row * args.c_row + piece * ELEMS * args.c_col;
+        const int64_t count = args.n - piece * ELEMS;
         if (args.c_dtype == TCG_f32) {
             store_sums<f32>(args, at, sums, count);
         } else if (args.c_dtype == TCG_f16) {
@@ -405,7 +409,7 @@ static __device__ __forceinline__ void reduce(const tcg_reduce_args &args, float
 
 extern "C" __global__ void __launch_bounds__(TCG_REDUCE_THREADS, TCG_REDUCE_BLOCKS)
     tcg_reduce(const __grid_constant__ tcg_reduce_args args) {
-    __shared__ float part_sums[TCG_REDUCE_THREADS * 4];
+    __shared__ float part_sums[TCG_REDUCE_THREADS * ELEMS];
     griddepcontrol_launch_dependents();
     args.shared ? reduce<true>(args, part_sums) : reduce<false>(args, part_sums);
 }

@@ -11,8 +11,9 @@
 //
 // What it adds to tma_mma: operands go from shared memory to the tensor cores without passing registers, which leaves
 // those for tiles of 128 x 256: about 780 TFLOP/s, 91 % of what wgmma does from fixed shared memory (H200, 8192^3,
-// bfloat16; benchmarks/results/ladder.json). What holds it back: power, at that size. Elsewhere an SM takes in 64 bytes a
-// clock, too few for tiles of 64 x 64, and asks twice for each line of a box that starts within a sector of the L2 cache.
+// bfloat16; benchmarks/results/ladder.json). What holds it back: power, at that size. Elsewhere the L2 cache gives an SM
+// 35 to 90 bytes a clock, the more the fewer different lines all SMs ask for at once: too few for tiles of 64 x 64. A line of
+// a box that starts within a sector of that cache takes 1.3 to 3 times as long; clusters of two or four blocks share it.
 #include <type_traits>
 
 #include "abi.h"
@@ -118,7 +119,7 @@ struct Wgmma {
     }
 
     // How a tile's part of an operand is loaded: by which map the last box (K-major: all boxes) and the others, how many
-    // bytes, of which a block's share is so many rows (K-major) or boxes.
+    // bytes, in how many rows for each of the blocks that share them (K-major) or boxes for all of those.
     struct Side {
         const tcg_tensor_map *whole, *last;
         int share, bytes;
@@ -154,8 +155,8 @@ struct Wgmma {
 #pragma unroll
             for (int box = 0; box < SLICE / WIDTH; ++box) {
                 const int place = slice * (SLICE / WIDTH) + box;
-                if (SHARERS > 1 || box < from.share)
-                    copy(SHARERS > 1 || box < from.share - 1 ? from.whole : from.last, dst + place * BLOCK_K * WIDTH * 2,
+                if (place < from.share)
+                    copy(place < from.share - 1 ? from.whole : from.last, dst + place * BLOCK_K * WIDTH * 2,
                          row + place * WIDTH, k);
             }
         }
@@ -172,10 +173,13 @@ struct Wgmma {
         griddepcontrol_wait();
         if (walk.hands_over == TCG_AT_ONCE) griddepcontrol_launch_dependents();
         while (true) {
-            const Side a = side(args.a, args.a_part, walk.a, A_K_MAJOR ? BLOCK_M / CN : BLOCK_M / BOX, w.row + BLOCK_M > walk.m);
-            const Side b = side(args.b, args.b_part, walk.b, B_K_MAJOR ? B_ROWS / CM : B_ROWS / B_BOX, w.column + BLOCK_N > walk.n);
-            const bool a_none = CM > 1 && CN == 1 && w.row >= walk.m;  // a tile too many: it only fetches for the others
-            const int stage_bytes = (a_none ? 0 : a.bytes) + b.bytes;
+            const Side a = side(args.a, args.a_part, walk.a, A_K_MAJOR ? BLOCK_M / CN : BLOCK_M / BOX,
+                                w.row + BLOCK_M > walk.m);
+            const Side b = side(args.b, args.b_part, walk.b, B_K_MAJOR ? B_ROWS / CM : B_ROWS / B_BOX,
+                                w.column + BLOCK_N > walk.n);
+            // A tile too many of a cluster's: what it shares is fetched for the others alone.
+            const bool a_none = CM > 1 && w.row >= walk.m, b_none = CN > 1 && w.column >= walk.n;
+            const int stage_bytes = (a_none ? 0 : a.bytes) + (b_none ? 0 : b.bytes);
             const int32_t a_batch = w.batch * walk.a.batched, b_batch = w.batch * walk.b.batched;
             for (int block = 0; block < w.k_blocks; ++block, ring.advance()) {
                 const uint32_t barrier = full + ring.stage * 8, stage = stages + ring.stage * STAGE_BYTES;
@@ -184,7 +188,8 @@ struct Wgmma {
                 mbarrier_arrive_expect_tx(barrier, stage_bytes);
                 if (!a_none)
                     load<A_K_MAJOR, BLOCK_M, BOX, CN>(stage, a, w.row, k, a_batch, in_n, barrier, a_mask);
-                load<B_K_MAJOR, B_ROWS, B_BOX, CM>(stage + A_BYTES, b, w.column, k, b_batch, in_m, barrier, b_mask);
+                if (!b_none)
+                    load<B_K_MAJOR, B_ROWS, B_BOX, CM>(stage + A_BYTES, b, w.column, k, b_batch, in_m, barrier, b_mask);
             }
             if (step >= walk.tiles - tile) break;
             tile += step;
@@ -548,17 +553,10 @@ struct Wgmma {
 
 }  // namespace
 
-#define TCG_WGMMA_ROW(in, order, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK, C_BOXES)                          \
+#define TCG_WGMMA_KERNEL(in, order, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK, C_BOXES)                          \
     extern "C" __global__ void __launch_bounds__(TCG_WGMMA_THREADS(WGS), 1) TCG_WGMMA_NAME(                              \
         in, order, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK)(const __grid_constant__ tcg_tma_args args) {   \
         Wgmma<in, TCG_##order, BM, BN, BK, STAGES, WGS, SCHEDULE, CM, CN, CK, C_BOXES>::run(args);               \
     }
-#ifdef TCG_IN_bf16
-#define TCG_WGMMA_bf16 TCG_WGMMA_ROW
-#define TCG_WGMMA_f16(...)
-#else
-#define TCG_WGMMA_bf16(...)
-#define TCG_WGMMA_f16 TCG_WGMMA_ROW
-#endif
-#define TCG_WGMMA(in, ...) TCG_WGMMA_##in(in, __VA_ARGS__)
+#define TCG_WGMMA(...) TCG_ROW(TCG_WGMMA_KERNEL, __VA_ARGS__)
 #include "table.def"

@@ -183,13 +183,5 @@ struct wmma_naive_kernel {
         wmma_naive_kernel<in, TCG_##order, BM, BN, BK, WM, WN>::run(args, smem);                              \
     }
 
-/* An image holds the rows of one input type. */
-#ifdef TCG_IN_f16
-#define TCG_ROW_f16 TCG_WMMA_NAIVE_KERNEL
-#define TCG_ROW_bf16(...)
-#else
-#define TCG_ROW_f16(...)
-#define TCG_ROW_bf16 TCG_WMMA_NAIVE_KERNEL
-#endif
-#define TCG_WMMA_NAIVE(in, ...) TCG_ROW_##in(in, __VA_ARGS__)
+#define TCG_WMMA_NAIVE(...) TCG_ROW(TCG_WMMA_NAIVE_KERNEL, __VA_ARGS__)
 #include "table.def"

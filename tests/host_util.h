@@ -51,6 +51,10 @@ template <class T> static inline T load(const T *from) {
     return faulty ? T() : *from;
 }
 
+#include "abi.h"
+
+alignas(16) static char host_smem[TCG_COPY_PATCH_BYTES];
+
 #include "util.cu"
 
 static int run(unsigned grid, unsigned threads, bool synchronises, const std::function<void()> &kernel) {

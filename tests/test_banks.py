@@ -37,6 +37,7 @@ INSTEAD = {
     "stmatrix_x4": "record(STMATRIX, address);",
     "stmatrix_x4_trans": "record(STMATRIX, address);",
     "cp_async_cg_16": "record_cp_async(dst, src, src_bytes);",
+    "cp_async_ca_16": "record_cp_async(dst, src, src_bytes);",
     "cp_async_cg_16_if": "if (enabled) record_cp_async(dst, src, 16);",
     "cp_async_ca_4": "record(COPY_IN_4, dst);",
     "cp_async_ca_4_if": "if (enabled) record(COPY_IN_4, dst);",

@@ -216,6 +216,7 @@ def test_last_boxes_end_with_the_operand(run_fake):
         assert boxes("nt", 64 + 24, 128 + 40, one)[:4] == [(64, 64), (64, 24), (64, 128), (64, 40)]
         assert boxes("nt", 128, 128 + 40, (2, 1, 1))[:3] == [(64, 64), (64, 64), (64, 24)]  # 40 lines for two blocks
         assert boxes("nt", 24, 256, (1, 2, 1))[:2] == [(64, 32), (64, 16)]
+        assert boxes("tn", 128, 128 + 64 + 8, (2, 1, 1))[:3] == [(64, 64), (64, 64), (8, 64)]  # two boxes for two blocks
     """)
 
 
@@ -231,6 +232,21 @@ def test_small_copies_have_a_block_a_tile(run_fake):
             fake.check(tcgemm.matmul(a.capsule(), b.capsule(), kernel=row + ":direct"), a, b)
             (copy,) = [launch for launch in fake.launches() if "copy" in launch.name]
             assert copy.grid[0] >= k // 64, (pad, copy.grid[0])
+    """)
+
+
+def test_copies_ask_for_shared_memory_where_they_turn(run_fake):
+    """What they do not ask for is room for the GEMM's first blocks, which set themselves up meanwhile."""
+    run_fake("""
+        row = next(r["name"] for r in tcgemm.kernels() if r["family"] == "wgmma" and r["in_dtype"] == "bfloat16"
+                   and r["order"] == "nt" and r["tile"][:2] == (64, 64) and r["cluster"] == (1, 1, 1))
+        for a_order, turned in (((0, 1), False), ((1, 0), True)):
+            fake.reset()
+            a = fake.Operand("bfloat16", ref.packed((33, 129), order=a_order), rng.integers(-2, 3, (33, 129)))
+            b = fake.Operand("bfloat16", ref.packed((129, 80), order=(1, 0)), rng.integers(-2, 3, (129, 80)))
+            fake.check(tcgemm.matmul(a.capsule(), b.capsule(), kernel=row + ":direct"), a, b)
+            (copy,) = [launch for launch in fake.launches() if "copy" in launch.name]
+            assert (copy.smem_bytes > 0) == turned, (a_order, copy.smem_bytes)
     """)
 
 

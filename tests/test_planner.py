@@ -1,6 +1,7 @@
 """The planner through _core._plan, on devices that need not exist: every problem gets a plan that covers it, tiles
 fit the shared memory, splits and copies come where they pay, and a forced kernel runs or says why it cannot."""
 
+import math
 import re
 from pathlib import Path
 
@@ -222,6 +223,14 @@ def test_a_copy_of_thin_lines_is_not_padded_to_many_times_its_size(cc, order):
             assert found["workspace_bytes"] <= 1.1 * packed + 4096, (m, n, k, found["kernel"])
 
 
+def test_an_operand_of_many_gigabytes_is_taken_as_it_lies():
+    """71 GB of copies, where rows for any alignment need none."""
+    where = device(80, 108, 163)
+    if not has_code(80):
+        pytest.skip("built without code for 80")
+    assert plan(32, 13321, 2_600_000, "nn", where=where)["workspace_bytes"] < 1 << 30
+
+
 @pytest.mark.parametrize("cc", CCS)
 def test_few_rows_of_any_alignment_shift_the_few_and_keep_the_order_of_k_where_that_is_asked(cc):
     where = device(cc, *((80, 99) if cc in (86, 89, 120) else (132, 163)))
@@ -229,8 +238,8 @@ def test_few_rows_of_any_alignment_shift_the_few_and_keep_the_order_of_k_where_t
     if str(cc // 10 * 10) not in shift["arch"].split():  # there is no PTX of it
         pytest.skip(f"built without code for {cc}")
     shapes = [(8, 28671, 4097), (1, 50257, 769), (16, 4098, 4098), (20, 30001, 1001), (2, 8193, 8193)]
-    if cc not in (80, 90):  # the rows for more than 8 lines need more shared memory
-        shapes = [shape for shape in shapes if shape[0] <= 8]
+    if cc not in (80, 90):  # the rows for more than 8 lines, and the deep ones for fewer, need more shared memory
+        shapes = shapes[:2]
     for m, n, k in shapes:
         found, swapped = plan(m, n, k, where=where), plan(n, m, k, where=where)
         for one in (found, swapped):
@@ -248,6 +257,26 @@ def test_few_lines_that_lie_across_are_copied_and_not_the_many():
         for where in (device(), device(80, 108, 163)):
             found = plan(m, n, k, b=b, where=where)
             assert "mma_shift" in found["kernel"] and [c["operand"] for c in found["copies"]] == ["b"], (m, n, k)
+
+
+@needs_90
+def test_a_small_operand_that_lies_across_is_turned_beside_a_large_one():
+    """Few rows stored as columns: boxes along M, of which the last is a narrow one, cost more all along than a small copy."""
+    found = plan(136, 7264, 5632, a=(A, 1, 136), b=(B, 7264, 1))
+    assert [c["operand"] for c in found["copies"]] == ["a"] and found["workspace_bytes"] <= 2 << 20
+    assert not plan(2048, 2048, 2048, a=(A, 1, 2048), b=(B, 2048, 1))["copies"]
+
+
+@needs_90
+def test_blocks_share_lines_that_straddle_sectors():
+    """A pitch of 16 but not 32 bytes makes two requests a line: the fewer blocks ask, the better."""
+
+    def blocks(m, n, k):
+        return math.prod(ROWS[plan(m, n, k)["kernel"]]["cluster"])
+
+    for m, n, k in ((1462, 1248, 3832), (136, 7256, 5640), (452, 10072, 3432)):
+        assert blocks(m, n, k) >= 4, (m, n, k)
+    assert blocks(2048, 2048, 2048) == 1
 
 
 @needs_90

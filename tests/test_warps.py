@@ -17,6 +17,7 @@ INSTEAD = {
     "ldmatrix_x4": "host_ldmatrix(regs, address, false);",
     "ldmatrix_x4_trans": "host_ldmatrix(regs, address, true);",
     "cp_async_cg_16": "host_cp_async(dst, src, src_bytes);",
+    "cp_async_ca_16": "host_cp_async(dst, src, src_bytes);",
     "mma_m16n8k16": "host_mma(d, a, b0, b1);",
     "cvt_rn_bf16_f32": "return host_bf16(value);",
     "cvt_rn_bf16x2_f32": "return host_bf16x2(low, high);",

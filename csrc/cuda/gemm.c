@@ -10,7 +10,21 @@ enum { REDUCE_BLOCKS_MAX = 16 };
 /* tcg_copy: rounds of resident blocks where the grid stops to grow, and the least part of them for an operand. */
 enum { COPY_ROUNDS = 4, COPY_LEAST = 8 };
 
-/* One operand's part of the copy but for its blocks. Returns its pieces of 16 bytes; 0 where nothing is copied. */
+/* What a thread of tcg_copy moves at once. */
+enum { PIECE_BYTES = 16 };
+
+/* Columns that are contiguous are turned in tiles; rows are walked piece by piece where 32 bits count those. */
+static enum tcg_copy_way copy_way(const tcg_copy_job *job, int elem_bytes) {
+    const int64_t pieces = job->dst_row * elem_bytes / PIECE_BYTES, most = (int64_t)1 << 30;
+    if (job->src_col != 1)
+        return job->src_row == 1 ? TCG_COPY_TURNED : TCG_COPY_ELEMENTS;
+    return job->batch_ndim <= 1 && pieces < most && job->rows < most && job->batches < most &&
+                   job->rows * job->batches < most
+               ? TCG_COPY_PIECES
+               : TCG_COPY_ELEMENTS;
+}
+
+/* One operand's part of the copy but for its blocks. Returns its pieces; 0 where nothing is copied. */
 static int64_t copy_job(const tcg_plan *plan, bool is_b, char *workspace, tcg_copy_job *job) {
     const tcg_plan_copy *copy = is_b ? &plan->copy_b : &plan->copy_a;
     *job = (tcg_copy_job){.src = copy->src,
@@ -20,14 +34,14 @@ static int64_t copy_job(const tcg_plan *plan, bool is_b, char *workspace, tcg_co
                           .src_row = copy->src_row,
                           .src_col = copy->src_col,
                           .dst_row = copy->row_elems,
-                          .batches = copy->batches,
-                          .way = copy->src_row == 1 && copy->src_col != 1 ? TCG_COPY_TURNED : TCG_COPY_ELEMENTS};
+                          .batches = copy->batches};
     for (int d = 0; d < plan->args.batch_ndim; d++) {
         const tcg_batch_dim *dim = &plan->args.batch[d];
         if (is_b ? dim->b : dim->a) /* else broadcast: one entry serves them all */
             job->batch[job->batch_ndim++] = (tcg_batch_dim){.size = dim->size, .a = copy->src_batch[d]};
     }
-    return (int64_t)(copy->bytes / 16);
+    job->way = copy_way(job, tcg_dtype_bytes[plan->kernel->in_dtype]);
+    return (int64_t)(copy->bytes / PIECE_BYTES);
 }
 
 /* Blocks beyond these would have nothing to do. */
@@ -37,14 +51,9 @@ static int64_t copy_blocks_most(const tcg_copy_job *job, int64_t pieces) {
     return tcg_div_up(pieces, TCG_COPY_THREADS);
 }
 
-/* Where 32 bits count its pieces. */
-static void walk_by_pieces(tcg_copy_job *job, int elem_bytes) {
-    const int64_t pieces = job->dst_row * elem_bytes / 16, step = (int64_t)job->blocks * TCG_COPY_THREADS,
-                  most = (int64_t)1 << 30;
-    if (job->blocks == 0 || job->src_col != 1 || job->batch_ndim > 1 || pieces >= most || job->rows >= most ||
-        job->batches >= most || job->rows * job->batches >= most || step >= most)
-        return;
-    job->way = TCG_COPY_PIECES;
+/* The walk piece by piece, whose grid is known. */
+static void walk_pieces(tcg_copy_job *job, int elem_bytes) {
+    const int64_t pieces = job->dst_row * elem_bytes / PIECE_BYTES, step = (int64_t)job->blocks * TCG_COPY_THREADS;
     job->step_entry = (int32_t)(step / pieces / job->rows);
     job->step_row = (int32_t)(step / pieces % job->rows);
     job->step_piece = (int32_t)(step % pieces);
@@ -64,18 +73,22 @@ static int launch_copies(const tcg_scope *scope, int ordinal, const tcg_plan *pl
                  room = busy < resident ? resident
                         : busy < most   ? busy
                                         : most;
+    bool turned = false; /* shared memory that is not asked for is room for the next kernel's first blocks */
     for (int i = 0; i < 2; i++) {
         const int64_t share = (int64_t)(room * ((double)pieces[i] / all)), least = (int64_t)resident / COPY_LEAST;
         args.job[i].blocks = pieces[i] ? (uint32_t)tcg_smaller(copy_blocks_most(&args.job[i], pieces[i]),
                                                                share > least ? share : least)
                                        : 0;
-        walk_by_pieces(&args.job[i], args.elem_bytes);
+        turned |= args.job[i].blocks && args.job[i].way == TCG_COPY_TURNED;
+        if (args.job[i].blocks && args.job[i].way == TCG_COPY_PIECES)
+            walk_pieces(&args.job[i], args.elem_bytes);
     }
     tcg_launch launch = {.slot = TCG_SLOT_COPY,
                          .image = TCG_IMAGE_util,
                          .name = "tcg_copy",
                          .grid = args.job[0].blocks + args.job[1].blocks,
                          .threads = TCG_COPY_THREADS,
+                         .smem_bytes = turned ? TCG_COPY_PATCH_BYTES : 0,
                          .waits = true,
                          .args = &args};
     return tcg_launch_kernel(scope, ordinal, &launch, stream, err);
@@ -83,26 +96,27 @@ static int launch_copies(const tcg_scope *scope, int ordinal, const tcg_plan *pl
 
 static int launch_reduce(const tcg_scope *scope, int ordinal, const tcg_plan *plan, int c_dtype,
                          const float *partials, CUstream stream, tcg_error *err) {
-    tcg_reduce_args args = {.partials = partials,
-                            .c = plan->result.c,
-                            .m = plan->args.m,
-                            .n = plan->args.n,
-                            .partial_row = plan->args.c_row,
-                            .batches = 1,
-                            .c_row = plan->result.row,
-                            .c_col = plan->result.col,
-                            .c_split = plan->args.c_split,
-                            .splits = plan->splits,
-                            .c_dtype = c_dtype,
-                            .c_together = plan->result.col == 1 && plan->result.row % 4 == 0 &&
-                                          (uintptr_t)plan->result.c % (4 * (size_t)tcg_dtype_bytes[c_dtype]) == 0,
-                            .batch_ndim = plan->args.batch_ndim};
+    tcg_reduce_args args = {
+        .partials = partials,
+        .c = plan->result.c,
+        .m = plan->args.m,
+        .n = plan->args.n,
+        .partial_row = plan->args.c_row,
+        .batches = 1,
+        .c_row = plan->result.row,
+        .c_col = plan->result.col,
+        .c_split = plan->args.c_split,
+        .splits = plan->splits,
+        .c_dtype = c_dtype,
+        .c_together = plan->result.col == 1 && plan->result.row % TCG_REDUCE_ELEMS == 0 &&
+                      (uintptr_t)plan->result.c % (TCG_REDUCE_ELEMS * (size_t)tcg_dtype_bytes[c_dtype]) == 0,
+        .batch_ndim = plan->args.batch_ndim};
     for (int d = 0; d < args.batch_ndim; d++) {
         args.batch[d] = (tcg_batch_dim){.size = plan->args.batch[d].size, .a = plan->result.batch[d]};
         args.batches *= args.batch[d].size;
-        args.c_together = args.c_together && args.batch[d].a % 4 == 0;
+        args.c_together = args.c_together && args.batch[d].a % TCG_REDUCE_ELEMS == 0;
     }
-    const int64_t sums = args.c_split / 4, sms = scope->props->sm_count; /* four a thread */
+    const int64_t sums = args.c_split / TCG_REDUCE_ELEMS, sms = scope->props->sm_count; /* a thread each */
     int64_t blocks = tcg_div_up(sums * TCG_REDUCE_PARTS, TCG_REDUCE_THREADS);
     args.shared = args.splits >= TCG_REDUCE_PARTS && blocks <= sms * TCG_REDUCE_BLOCKS; /* all resident at once */
     if (!args.shared)

@@ -15,51 +15,58 @@ static const tcg_chip chips[] = {
 };
 
 #define WGMMA_FLOPS 4096.0    /* a clock an SM, fp32 accumulation */
-#define SLACK 0.05            /* of the blocks' own time, though memory takes longer: it never overlaps all */
+#define SLACK 0.07            /* of the blocks' own time, though memory takes longer: it never overlaps all */
 #define INGEST_BYTES 71.1     /* what an SM takes in by TMA a clock */
-#define STRADDLE 2.08         /* requests that a box line makes which starts within a sector of the L2 cache */
+#define STRADDLE 2.08         /* requests that a box line makes which starts within a sector of the L2 cache, */
+#define PIECE_STRADDLE 2.3    /* the same of cp.async, along k */
 #define SECTOR_BYTES 32       /* of the L2 cache */
-#define BOX_CYCLES 65.4       /* the least a TMA box takes, however short */
-#define OUTSIDE 3.0           /* time of boxes that reach beyond the operand */
-#define HOT_LINE_CYCLES 0.045 /* and a line of less than 128 bytes, for each block that asks for it at once */
+#define OUTSIDE_CYCLES 2.6    /* for a box's line that is beyond K, once a tile */
+#define BOX_CYCLES 73.2       /* the least a TMA box takes, however short */
+#define HOT_LINE_CYCLES 0.035 /* and a line of less than 128 bytes, for each block that asks for it at once */
 #define NARROW 32             /* BLOCK_N up to which a k-block has little arithmetic, */
-#define KBLOCK_CYCLES 60.0    /* and then takes so much longer than its boxes */
-#define PART_BOX 1.5          /* time of the arithmetic where a box of B is not all used */
+#define KBLOCK_CYCLES 44.0    /* and then takes so much longer than its boxes */
+#define PART_BOX 2.0          /* time of the arithmetic where a box of B is not all used */
 #define WGMMA_START_CYCLES \
-    2952.0 /* from one kernel to the next in a stream, up to a block's first data, and its last to the end */
+    2190.0 /* from one kernel to the next in a stream, up to a block's first data, and its last to the end */
 #define EARLY_CYCLES 660.0  /* less where it sets itself up meanwhile: the device has room for both */
-#define START_CYCLES 1600.0 /* the same without BLOCK_CYCLES, for blocks that load by themselves */
+#define START_CYCLES 1190.0 /* the same without BLOCK_CYCLES, for blocks that load by themselves */
 #define BOTH 0.19           /* arithmetic and memory in balance take so much longer than one of them */
-#define HOT 0.15            /* the tensor cores' slow-down at the power limit, reached by HOT_CYCLES */
+#define HOT 0.24            /* the tensor cores' slow-down at the power limit, reached by HOT_CYCLES */
 #define HOT_CYCLES 350000.0
-#define PINGPONG_HIDES 0.31 /* of a tile's start and end, while the other warpgroup computes */
+#define PINGPONG_HIDES 0.42 /* of a tile's start and end, while the other warpgroup computes */
 #define SPLIT_SHARED \
-    0.47               /* of memory's time: clusters that split K lose so much where several read the same weights */
-#define SIMT_BOTH 0.34 /* FFMAs and the reads for them: of the shorter time, what the longer one does not hide */
-#define SIMT_BOTH_MANY 0.24     /* the same with more than 8 warps an SM */
-#define SIMT_READS 0.9          /* of their time by SMEM_BYTES */
-#define SIMT_ANY 1.05           /* time of a kernel of no order, against the others */
-#define SMEM_BYTES 128.0        /* shared memory: bytes a clock an SM */
-#define MEMORY_LATENCY 800.0    /* clocks from a load's issue to its data */
-#define COPY_CYCLES 2300.0      /* tcg_copy's own start and end, of one operand or both */
-#define COPY_TURN_CYCLES 1500.0 /* and where it turns one */
-#define BLOCK_CYCLES 2200.0     /* a block's start, pipeline fill and end */
-#define COPY_SHARE 0.8          /* of memory bandwidth that tcg_copy reaches along rows */
-#define COPY_TURNED_SHARE 0.4   /* the same for other strides */
-#define COPY_ISSUE_CYCLES 4.0   /* a warp's load or copy instruction with its address and predicate */
-#define CUT_CYCLES 0.55       /* an SM's, for a piece of 16 bytes that mma's rows for any alignment cut out of two */
-#define CUT_START_CYCLES 60.0 /* and for a k-block of them */
-#define CUT_LINE_CYCLES 32.0  /* and for a line of the tile, in the k-blocks in which lines begin or end */
+    0.6 /* of memory's time: clusters that split K lose so much where several read the same weights, */
+#define CLUSTER_SHARED 0.12 /* and others */
+#define SIMT_BOTH 0.34      /* FFMAs and the reads for them: of the shorter time, what the longer one does not hide */
+#define SIMT_BOTH_MANY 0.24 /* the same with more than 8 warps an SM */
+#define SIMT_READS 0.9      /* of their time by SMEM_BYTES */
+#define SIMT_ANY 1.05       /* time of a kernel of no order, against the others */
+#define SMEM_BYTES 128.0    /* shared memory: bytes a clock an SM */
+#define MEMORY_LATENCY 800.0     /* clocks from a load's issue to its data */
+#define COPY_CYCLES 2300.0       /* tcg_copy's own start and end, of one operand or both */
+#define COPY_TURN_CYCLES 2900.0  /* and where it turns one */
+#define BLOCK_CYCLES 2200.0      /* a block's start, pipeline fill and end */
+#define COPY_SHARE 0.9           /* of memory bandwidth that tcg_copy reaches along rows */
+#define COPY_TURNED_SHARE 0.26   /* the same for other strides */
+#define COPY_BYTES_MAX 0x1p32    /* of a copy; */
+#define PADDING_BYTES_MAX 0x1p26 /* of one that is */
+#define PADDING_MAX 4.0          /* times its operand: */
+#define LAST_RESORT 1e6          /* beyond that it is as slow as this, where there is another way */
+#define COPY_ISSUE_CYCLES 4.0    /* a warp's load or copy instruction with its address and predicate */
+#define CUT_CYCLES 0.71       /* an SM's, for a piece of 16 bytes that mma's rows for any alignment cut out of two */
+#define CUT_START_CYCLES 46.0 /* and for a k-block of them */
+#define CUT_LINE_CYCLES 10.7  /* and for a line of the tile, in the k-blocks in which lines begin or end */
 #define SHIFT_ISSUE 2.2       /* cycles that a scheduler takes for an instruction of one of many warps of mma_shift */
-#define SHIFT_LATENCY 5.2     /* and of a few */
-#define SHIFT_WAIT 350.0      /* and for what a k-block waits for besides */
-#define SHIFT_TRAFFIC 1.65    /* time of its loads, of parts of lines that do not begin at the L2 cache's sectors */
-#define SHIFT_START 650.0     /* for the k-blocks in which lines begin and end */
-#define NEXT_TILE_CYCLES 736.0 /* from one tile of a block to its next one, at least */
-#define FP32_BYTES 28.0        /* of fp32 results a clock, through shared memory */
-#define REDUCE_CYCLES 4200.0   /* tcg_reduce: one more kernel in the stream */
-#define SPLIT_CYCLES 12.5      /* tcg_reduce: one more partial sum to add */
-#define SCATTER 4.0            /* element-wise stores against full lines */
+#define SHIFT_LATENCY 7.3     /* and of a few */
+#define SHIFT_WAIT 490.0      /* and for what a k-block waits for besides */
+#define SHIFT_EDGES_BYTES \
+    144.0 /* that its loads take more of the L2 cache a line and k-block: they begin anywhere in sectors */
+#define SHIFT_START 480.0       /* for the k-blocks in which lines begin and end */
+#define NEXT_TILE_CYCLES 1240.0 /* from one tile of a block to its next one, at least */
+#define FP32_BYTES 28.0         /* of fp32 results a clock, through shared memory */
+#define REDUCE_CYCLES 4700.0    /* tcg_reduce: one more kernel in the stream */
+#define SPLIT_CYCLES 9.6        /* tcg_reduce: one more partial sum to add */
+#define SCATTER 4.0             /* element-wise stores against full lines */
 
 #define REGISTERS 65536
 #define MMA_REGISTERS 80        /* a thread's, beside its sums: about */
@@ -76,7 +83,8 @@ static const tcg_chip chips[] = {
 #define RASTER_ROWS_MAX 16                /* rows of tiles to a group */
 #define WRITES 4.0                        /* C's bytes over its operands' from which writing them decides */
 #define SHIFT_LINES 32                    /* of B, that rows which shift it take */
-#define THIN_BYTES 8192.0                 /* that a copy's padding has to have, for other lines to be tried */
+#define THIN_BYTES 8192.0                 /* that a copy's padding has to have, for other lines to be tried, */
+#define SMALL 12.0                        /* or so much less than the other operand's bytes it has */
 #define SKINNY 64                         /* up to here the swapped product may fit the tiles better */
 #define AXIS_MAX ((int64_t)1 << 48)       /* of an axis: larger cannot be memory, and keeps all sums below 2^63 */
 #define ALIGN_BYTES 256                   /* of the workspace's parts */
@@ -352,7 +360,8 @@ struct operand {
     int align_k;     /* alignment in bytes of its lines along k, at most 16; 0 where k has no unit stride */
     int align_own;   /* the same along its own axis */
     bool k_major;    /* the better of the two */
-    bool thin;       /* its lines are short: a padded copy would be far longer, and the others are tried too */
+    bool turn;       /* a copy in its other lines is tried too: these are short, and padding makes them far longer, or
+                      * there is little to copy */
     double bytes;
 };
 
@@ -487,7 +496,7 @@ static int describe(const tcg_problem *problem, struct job *job, tcg_error *err)
         if (job->k == 0) { /* never read */
             side->align_k = side->align_own = ROW_ALIGN_BYTES;
             side->k_major = true;
-            side->thin = false;
+            side->turn = false;
             continue;
         }
         if ((uintptr_t)side->data & (uintptr_t)(job->elem_bytes - 1))
@@ -504,14 +513,16 @@ static int describe(const tcg_problem *problem, struct job *job, tcg_error *err)
             along_own = side->stride < 0 ? -along_own : along_own;
             side->k_major = along_own == 0 || (along_k != 0 && along_k <= along_own);
         }
-        side->thin =
+        side->turn =
             (align_along(side, side->k_major) < ROW_ALIGN_BYTES || !tma_describes(job, side, side->k_major)) &&
             (side->k_major ? job->k : side->size) < COPY_ROW_BYTES / job->elem_bytes &&
             copy_bytes(job, side, side->k_major) - side->bytes > THIN_BYTES;
     }
-    for (int s = 0; s < 2 && job->k > 0; s++) /* a small copy may save a large one */
-        if (few_lines(job, s) && !job->side[s].k_major)
-            job->side[s].thin = true;
+    for (int s = 0; s < 2 && job->k > 0; s++) { /* a small copy may save a large one, or slower loads all along */
+        struct operand *side = &job->side[s];
+        if (!side->k_major && (few_lines(job, s) || side->bytes * SMALL < job->side[!s].bytes))
+            side->turn = true;
+    }
     return 0;
 }
 
@@ -557,6 +568,7 @@ struct shape_costs {
     double iterations; /* k-blocks of a block, without splits */
     double lines_a, lines_b;
     double cycles, traffic; /* of one k-block of one block: arithmetic, loading */
+    double outside;         /* loading what is beyond K, in a tile's last k-block */
     double partials;        /* elements of C as a split's partial sums */
     double moved_bytes;     /* of A and B, once each */
     double fixed;           /* copies of operands */
@@ -597,7 +609,7 @@ static double wgmma_estimate(const struct job *job, const tcg_plan_view *view, c
         resident = min2(ceil_(blocks / sms), row->occupancy);
         rounds = ceil_(blocks / (sms * resident));
     }
-    double end = row->tile_cycles * (c->scattered && splits == 1 ? SCATTER : 1);
+    double end = row->tile_cycles * (c->scattered && splits == 1 ? SCATTER : 1) + c->outside;
     if (written > 2) /* a warpgroup writes it box by box */
         end +=
             row->kernel->block_m * row->kernel->block_n * 4 / (row->kernel->pingpong ? FP32_BYTES / 2 : FP32_BYTES);
@@ -606,8 +618,10 @@ static double wgmma_estimate(const struct job *job, const tcg_plan_view *view, c
     loop *= 1 + HOT * min2(1, loop / HOT_CYCLES);
     loop += (rounds - 1) * next;
     double memory = (c->moved_bytes + job->c_elems * written) * view->per_dram_byte * row->memory;
-    if (row->kernel->cluster_k > 1)
-        memory *= 1 + SPLIT_SHARED * (1 - 1 / ceil_(c->m > c->n ? c->n * row->per_n : c->m * row->per_m));
+    if (cluster_blocks(row->kernel) > 1) {
+        const double readers = ceil_(c->m > c->n ? c->n * row->per_n : c->m * row->per_m);
+        memory *= 1 + (row->kernel->cluster_k > 1 ? SPLIT_SHARED : CLUSTER_SHARED) * (1 - 1 / readers);
+    }
     double longer = max2(loop, memory), part = min2(loop, memory) / longer;
     part *= part;
     const bool early = c->fixed == 0 && room_for_next(row, splits, blocks);
@@ -615,9 +629,20 @@ static double wgmma_estimate(const struct job *job, const tcg_plan_view *view, c
     return start + longer * (1 + BOTH * part * part) + end;
 }
 
-/* Whether the lines of a 16-bit operand start within the L2 cache's sectors. */
-static bool straddles(const struct operand *side, bool k_major) {
-    return (((uint64_t)(k_major ? side->stride : side->k_stride) * 2) | (uintptr_t)side->data) % SECTOR_BYTES != 0;
+/* Whether the lines of a 16-bit operand start within the L2 cache's sectors. Those of a copy do not. */
+static bool straddles(const struct operand *side, bool k_major, bool copied) {
+    return !copied &&
+           (((uint64_t)(k_major ? side->stride : side->k_stride) * 2) | (uintptr_t)side->data) % SECTOR_BYTES != 0;
+}
+
+/* What cp.async takes of the L2 cache, over the bytes that a tile wants: along k, where pieces do not go by way of L1, a sector
+ * for each piece that lies in one. */
+static double copied_sectors(const struct operand *side, bool k_major, bool copied, const tcg_kernel *kernel) {
+    if (kernel->shifted)
+        return 1 + SHIFT_EDGES_BYTES / (kernel->block_k * 2);
+    return kernel->family == TCG_FAMILY_mma && !cuts(kernel) && k_major && straddles(side, true, copied)
+               ? PIECE_STRADDLE
+               : 1;
 }
 
 /* For `copied` bytes, beside COPY_CYCLES. What the L2 cache can hold is not written to memory before it is read. */
@@ -627,8 +652,13 @@ static double copy_cycles(const tcg_plan_view *view, const struct operand *side,
     return (turned ? COPY_TURN_CYCLES : 0) + moved / (turned ? COPY_TURNED_SHARE : COPY_SHARE) * view->per_dram_byte;
 }
 
+/* Whether a copy takes memory that a caller does not expect, whatever time it saves. */
+static bool too_much(const struct operand *side, double copied) {
+    return copied > COPY_BYTES_MAX || (copied > PADDING_BYTES_MAX && copied > PADDING_MAX * side->bytes);
+}
+
 /* Loading `lines` of a tile of one k-block of an operand by TMA in boxes `width` elements wide. An SM takes in all of them; it
- * asks for those that it does not get by another block's multicast, twice where they straddle the L2 cache's sectors. */
+ * asks for those that it does not get by another block's multicast, for more where they straddle the L2 cache's sectors. */
 static void boxes_cycles(int block_k, int width, int sharers, double lines, bool k_major, bool straddles,
                          double blocks, double cycles[2]) {
     const double boxes = k_major ? block_k / width : ceil_(lines / width);
@@ -638,6 +668,12 @@ static void boxes_cycles(int block_k, int width, int sharers, double lines, bool
     cycles[1] += taken / sharers * (straddles ? STRADDLE : 1);
     if (box_width < TCG_TMA_BOX_ELEMS)
         cycles[1] += box_lines * boxes * HOT_LINE_CYCLES * blocks;
+}
+
+/* Lines of the last k-block's boxes that are all beyond K. */
+static double lines_outside(double k, int block_k, double lines, bool k_major) {
+    const double beyond = ceil_(k / block_k) * block_k - k;
+    return k_major ? lines * floor_(beyond / TCG_TMA_BOX_ELEMS) : beyond * ceil_(lines / TCG_TMA_BOX_ELEMS);
 }
 
 /* Splits that leave every block enough of K, and their partial sums a bounded size. */
@@ -679,23 +715,22 @@ static void consider(const struct job *job, const tcg_plan_view *view, bool may_
     c.lines_b = min2(c.n, kernel->block_n);
     double depth_bytes = min2(c.k, kernel->block_k) * job->elem_bytes;
     if (tma) {
-        /* B's last box along N is a whole one but in the last tile; what blocks share of those lines are whole boxes. */
-        const double rows_b = TCG_WGMMA_B_ROWS(kernel->block_n, choice->k_major[1]);
-        double taken_a = c.lines_a, taken_b = min2(c.n, rows_b);
-        if (kernel->cluster_n > 1 && !choice->k_major[0] && taken_a < kernel->block_m)
-            taken_a = OUTSIDE * kernel->block_m;
-        if (kernel->cluster_m > 1 && !choice->k_major[1] && taken_b < rows_b)
-            taken_b = OUTSIDE * rows_b;
+        /* B's last box along N is a whole one but in the last tile. */
+        const double taken_b = min2(c.n, TCG_WGMMA_B_ROWS(kernel->block_n, choice->k_major[1]));
         const double together = min2(c.blocks, row->slots);
         double cycles[2] = {0, 0};
-        boxes_cycles(kernel->block_k, TCG_TMA_BOX_ELEMS, kernel->cluster_n, taken_a, choice->k_major[0],
-                     !choice->copy[0] && straddles(a, choice->k_major[0]), together, cycles);
+        boxes_cycles(kernel->block_k, TCG_TMA_BOX_ELEMS, kernel->cluster_n, c.lines_a, choice->k_major[0],
+                     straddles(a, choice->k_major[0], choice->copy[0]), together, cycles);
         boxes_cycles(kernel->block_k, TCG_WGMMA_B_BOX(kernel->block_n, choice->k_major[1]), kernel->cluster_m,
-                     taken_b, choice->k_major[1], !choice->copy[1] && straddles(b, choice->k_major[1]), together,
+                     taken_b, choice->k_major[1], straddles(b, choice->k_major[1], choice->copy[1]), together,
                      cycles);
         c.traffic = max2(cycles[0], cycles[1]) + (kernel->block_n <= NARROW ? KBLOCK_CYCLES : 0);
+        c.outside = OUTSIDE_CYCLES * (lines_outside(c.k, kernel->block_k, c.lines_a, choice->k_major[0]) +
+                                      lines_outside(c.k, kernel->block_k, taken_b, choice->k_major[1]));
     } else {
-        c.traffic = (c.lines_a + c.lines_b) * depth_bytes * view->per_l2_byte * (kernel->shifted ? SHIFT_TRAFFIC : 1);
+        const double a_sectors = copied_sectors(a, choice->k_major[0], choice->copy[0], kernel),
+                     b_sectors = copied_sectors(b, choice->k_major[1], choice->copy[1], kernel);
+        c.traffic = (c.lines_a * a_sectors + c.lines_b * b_sectors) * depth_bytes * view->per_l2_byte;
     }
     c.cycles = row->block_cycles;
     if (cuts(kernel)) {
@@ -715,7 +750,8 @@ static void consider(const struct job *job, const tcg_plan_view *view, bool may_
         const struct operand *side = i ? b : a;
         const double copied = choice->copy[i] ? copy_bytes(job, side, choice->k_major[i]) : 0;
         if (choice->copy[i])
-            c.fixed += copy_cycles(view, side, choice->k_major[i], copied);
+            c.fixed +=
+                copy_cycles(view, side, choice->k_major[i], copied) * (too_much(side, copied) ? LAST_RESORT : 1);
         c.moved_bytes += choice->copy[i] ? copied : side->bytes;
     }
     /* Every SM at work all the time would take this; most rows end here. */
@@ -847,7 +883,7 @@ static void choose_exception(const struct job *job, const tcg_plan_view *view, b
     best->exception = best->row != NULL;
 }
 
-/* The rows for the operands' better lines, and where those are thin for the others. */
+/* The rows for the operands' better lines, and for the others where a copy may turn them. */
 static void consider_orders(const struct job *job, const tcg_plan_view *view, const tcg_options *options, bool swap,
                             struct choice *best) {
     const struct operand *a = &job->side[swap], *b = &job->side[!swap];
@@ -855,7 +891,7 @@ static void consider_orders(const struct job *job, const tcg_plan_view *view, co
     const bool may_split = !options->batch_invariant;
     for (int turned = 0; turned < 4; turned++) {
         const bool turn_a = turned & 1, turn_b = turned & 2;
-        if ((turn_a && !a->thin) || (turn_b && !b->thin))
+        if ((turn_a && !a->turn) || (turn_b && !b->turn))
             continue;
         const bool a_k_major = a->k_major != turn_a, b_k_major = b->k_major != turn_b;
         const bool aligned =

@@ -64,7 +64,7 @@ typedef struct operand {
 } operand;
 
 /* Lines of a swizzle's period, or elements of 16 bytes. */
-static int round_up_8(int count) { return (count + 7) / 8 * 8; }
+static int64_t round_up_8(int64_t count) { return tcg_div_up(count, 8) * 8; }
 
 /* The operand's map and, where its last tile has less than the others, that tile's: of shorter boxes along k, or of its last
  * box, which is narrower. Lines of a narrow box lie in shared memory as those of a whole one do. */
@@ -82,27 +82,25 @@ static int encode_operand(const tcg_driver *driver, const tcg_kernel *kernel, co
                 .swizzle_bytes = (uint32_t)of->box * 2,
                 .box_outer = of->k_major ? box_lines(of->block, of->sharers, of->own) : (uint32_t)kernel->block_k};
     const int lines = of->k_major ? (int)t.box_outer * of->sharers : of->rows;
-    /* No part where the operand has whole tiles, or one, whose box is as short as it is. */
-    const bool parts = kernel->family == TCG_FAMILY_wgmma &&
-                       (of->k_major ? of->sharers > 1 || of->own >= of->block : of->sharers == 1);
-    const int part = parts ? (int)(of->own % of->block) : 0;
-    int share, last, part_lines;
-    if (of->k_major) {
-        share = last = of->sharers == 1 ? part : round_up_8((part + of->sharers - 1) / of->sharers);
-        part_lines = part ? share * of->sharers : lines;
-    } else {
-        share = (part + of->box - 1) / of->box;
-        last = round_up_8(part - (share - 1) * of->box);
-        part_lines = part ? (share - 1) * of->box + last : lines;
-    }
-    *side = (tcg_tma_side){.bytes = lines * kernel->block_k * 2,
-                           .part_bytes = part_lines * kernel->block_k * 2,
-                           .part_share = (int16_t)share,
-                           .batched = of->entry_stride != 0};
+    side->bytes = side->part_bytes = lines * kernel->block_k * 2;
+    side->batched = of->entry_stride != 0;
     if (encode(driver, &t, map, err))
         return -1;
-    if (part == 0)
+    const int part = (int)(of->own % of->block);
+    /* No part where the operand has whole tiles, or one, whose box is as short as it is. */
+    if (kernel->family != TCG_FAMILY_wgmma || part == 0 || lines < of->block)
         return 0;
+    int64_t share, last, part_lines;
+    if (of->k_major) {
+        share = last = of->sharers == 1 ? part : round_up_8(tcg_div_up(part, of->sharers));
+        part_lines = share * of->sharers;
+    } else {
+        share = tcg_div_up(part, of->box);
+        last = round_up_8(part - (share - 1) * of->box);
+        part_lines = (share - 1) * of->box + last;
+    }
+    side->part_share = (int16_t)share;
+    side->part_bytes = (int32_t)part_lines * kernel->block_k * 2;
     *(of->k_major ? &t.box_outer : &t.box_inner) = (uint32_t)last;
     return encode(driver, &t, part_map, err);
 }

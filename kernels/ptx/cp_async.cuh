@@ -11,6 +11,12 @@ static __device__ __forceinline__ void cp_async_cg_16(uint32_t dst, const void *
                  : "memory");
 }
 
+/* .ca: through L1, which asks for a sector of L2 once where two chunks lie in it. */
+static __device__ __forceinline__ void cp_async_ca_16(uint32_t dst, const void *src, int src_bytes) {
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(src_bytes)
+                 : "memory");
+}
+
 static __device__ __forceinline__ void cp_async_ca_4(uint32_t dst, const void *src, int src_bytes) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(src_bytes) : "memory");
 }
