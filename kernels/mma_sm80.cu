@@ -150,6 +150,7 @@ template <class Tile, int MN, int BLOCK_K, bool K_MAJOR, int THREADS> struct ali
  * after its last is read. */
 template <class Tile, int MN, int BLOCK_K, bool K_MAJOR, int THREADS> struct unaligned_copy {
     static constexpr int WORDS = Tile::ROW_BYTES / 16 + 1; /* that a line of any alignment touches */
+    static constexpr bool SHORT_LINES = !K_MAJOR && MN <= 16;
     static constexpr int PITCH = WORDS * 16;
     static constexpr int RAW_BYTES = Tile::ROWS * PITCH;
     static_assert(RAW_BYTES == TCG_MMA_RAW_BYTES(MN, BLOCK_K, K_MAJOR), "what the host asks for");
@@ -207,7 +208,7 @@ template <class Tile, int MN, int BLOCK_K, bool K_MAJOR, int THREADS> struct una
 #pragma unroll
             for (int j = 0; j < COUNT; j++) {
                 if (exists(j)) {
-                    copy_piece<!K_MAJOR>(raw_address + index(j) * 16, from[j],
+                    copy_piece<SHORT_LINES>(raw_address + index(j) * 16, from[j],
                                    !K_MAJOR || index(j) / WORDS < left ? 16 : 0);
                 }
             }
@@ -232,7 +233,7 @@ template <class Tile, int MN, int BLOCK_K, bool K_MAJOR, int THREADS> struct una
             if (wanted && address < low) {
                 load_first(raw + i * 16, address);
             } else {
-                copy_piece<!K_MAJOR>(raw_address + i * 16, reinterpret_cast<const void *>(address),
+                copy_piece<SHORT_LINES>(raw_address + i * 16, reinterpret_cast<const void *>(address),
                                wanted ? static_cast<int>(smaller(static_cast<int64_t>(high - address), 16)) : 0);
             }
         }

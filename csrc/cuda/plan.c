@@ -33,7 +33,7 @@ static const tcg_chip chips[] = {
 #define BOTH 0.19           /* arithmetic and memory in balance take so much longer than one of them */
 #define HOT 0.24            /* the tensor cores' slow-down at the power limit, reached by HOT_CYCLES */
 #define HOT_CYCLES 350000.0
-#define PINGPONG_HIDES 0.42 /* of a tile's start and end, while the other warpgroup computes */
+#define PINGPONG_HIDES 0.45 /* of a tile's start and end, while the other warpgroup computes */
 #define SPLIT_SHARED \
     0.6 /* of memory's time: clusters that split K lose so much where several read the same weights, */
 #define CLUSTER_SHARED 0.12 /* and others */
