@@ -141,6 +141,18 @@ def runs(row, cc):
     return False
 
 
+def wgmma_row(order, block_m, block_n, cluster=(1, 1, 1)):
+    """The name of the table's first bfloat16 row of that tile."""
+    import tcgemm
+
+    return next(
+        row["name"]
+        for row in tcgemm.kernels()
+        if (row["family"], row["in_dtype"], row["order"]) == ("wgmma", "bfloat16", order)
+        and (row["tile"][:2], row["cluster"]) == ((block_m, block_n), cluster)
+    )
+
+
 def fail(symbol, result=719, nth=1):
     library().fake_fail(symbol.encode(), nth, result)
 

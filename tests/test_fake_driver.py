@@ -181,8 +181,7 @@ def test_boxes_are_swizzled_over_their_width(run_fake):
     run_fake("""
         import re
         for columns, expected in ((16, 1), (32, 2), (64, 3)):
-            row = next(r["name"] for r in tcgemm.kernels() if r["family"] == "wgmma" and r["in_dtype"] == "bfloat16"
-                       and r["order"] == "tn" and r["tile"][:2] == (64, columns) and r["cluster"] == (1, 1, 1))
+            row = fake.wgmma_row("tn", 64, columns)
             fake.reset()
             a = fake.Operand("bfloat16", ref.packed((64, 512), order=(1, 0)), rng.integers(-2, 3, (64, 512)))
             b = fake.Operand("bfloat16", ref.packed((512, columns)), rng.integers(-2, 3, (512, columns)))
@@ -199,8 +198,7 @@ def test_last_boxes_end_with_the_operand(run_fake):
     run_fake("""
         import re
         def boxes(order, m, n, cluster, width=128):
-            row = next(r["name"] for r in tcgemm.kernels() if r["family"] == "wgmma" and r["in_dtype"] == "bfloat16"
-                       and r["order"] == order and r["tile"] == (64, width, 64) and r["cluster"] == cluster)
+            row = fake.wgmma_row(order, 64, width, cluster)
             fake.reset()
             a_axes, b_axes = ((0, 1) if letter == "n" else (1, 0) for letter in order)
             a = fake.Operand("bfloat16", ref.packed((m, 64), order=a_axes), rng.integers(-2, 3, (m, 64)))
@@ -223,8 +221,7 @@ def test_last_boxes_end_with_the_operand(run_fake):
 def test_small_copies_have_a_block_a_tile(run_fake):
     """Two rows stored as columns, alone or beside an operand that is copied too: not in a few blocks, tile after tile."""
     run_fake("""
-        row = next(r["name"] for r in tcgemm.kernels() if r["family"] == "wgmma" and r["in_dtype"] == "bfloat16"
-                   and r["order"] == "nt" and r["tile"][:2] == (64, 64) and r["cluster"] == (1, 1, 1))
+        row = fake.wgmma_row("nt", 64, 64)
         for k, pad in ((2560, 0), (2560, 1)):
             fake.reset()
             a = fake.Operand("bfloat16", ref.packed((2, k), order=(1, 0)), rng.integers(-2, 3, (2, k)))
@@ -238,8 +235,7 @@ def test_small_copies_have_a_block_a_tile(run_fake):
 def test_copies_ask_for_shared_memory_where_they_turn(run_fake):
     """What they do not ask for is room for the GEMM's first blocks, which set themselves up meanwhile."""
     run_fake("""
-        row = next(r["name"] for r in tcgemm.kernels() if r["family"] == "wgmma" and r["in_dtype"] == "bfloat16"
-                   and r["order"] == "nt" and r["tile"][:2] == (64, 64) and r["cluster"] == (1, 1, 1))
+        row = fake.wgmma_row("nt", 64, 64)
         for a_order, turned in (((0, 1), False), ((1, 0), True)):
             fake.reset()
             a = fake.Operand("bfloat16", ref.packed((33, 129), order=a_order), rng.integers(-2, 3, (33, 129)))
@@ -254,8 +250,7 @@ def test_tensor_maps_are_kept(run_fake):
     """Encoded once for operands that come back, anew for others and in another thread, and not kept where that failed."""
     run_fake("""
         import threading
-        row = next(r["name"] for r in tcgemm.kernels() if r["family"] == "wgmma" and r["in_dtype"] == "bfloat16"
-                   and r["order"] == "nn" and r["tile"][:2] == (64, 64))
+        row = fake.wgmma_row("nn", 64, 64)
         operands = lambda n: (fake.Operand("bfloat16", ref.packed((64, n)), rng.integers(-2, 3, (64, n))),
                               fake.Operand("bfloat16", ref.packed((n, 64)), rng.integers(-2, 3, (n, 64))))
         fake.reset()
